@@ -1,0 +1,37 @@
+# Every target works on a fresh clone: each first makes .venv with what it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: install demo test test-quick check format clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[deepspeed,dev]"
+	touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/python -m scaling.demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not gpu and not tensorflow"
+
+test-quick: $(STAMP)
+	$(BIN)/python -m pytest -m "not gpu and not tensorflow and not distributed and not slow" -n 2
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) runs demo .pytest_cache .mypy_cache .ruff_cache

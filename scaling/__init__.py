@@ -1,0 +1,1 @@
+"""Execute: plan, launch, train, measure."""

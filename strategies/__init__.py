@@ -1,0 +1,1 @@
+"""Decide how to train: pure arithmetic, no framework."""

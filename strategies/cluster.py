@@ -1,0 +1,115 @@
+"""`Cluster`: the hardware facts. Presets come from ``configs/gpus.csv``."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from strategies.errors import ClusterError
+from strategies.presets import configs_folder
+from strategies.units import GIB
+
+CPU_NAME = "cpu"
+"""Name of the device that stands in for a GPU where there is none: one rank is one 'GPU', memory is host memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One accelerator. Rates are dense; None where the source gives none."""
+
+    name: str
+    memory_bytes: int
+    """What a process can use: the total that the framework reports, not the marketing figure."""
+    bf16_flops_per_s: float | None = None
+    hbm_bytes_per_s: float | None = None
+    link_bytes_per_s: float | None = None
+    """Inside a node, per direction."""
+    source: str = ""
+
+    __pydantic_config__ = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes <= 0:
+            raise ClusterError(f"gpu {self.name}: memory_bytes={self.memory_bytes} must be above zero")
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.name == CPU_NAME
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """GPUs of one kind, evenly spread over nodes."""
+
+    gpu: Gpu
+    gpus: int
+    gpus_per_node: int
+    host_memory_bytes: int | None = None
+    """Per node; None where unknown."""
+
+    __pydantic_config__ = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        sizes = {"gpus": self.gpus, "gpus_per_node": self.gpus_per_node}
+        if bad := [f"{name}={value}" for name, value in sizes.items() if value <= 0]:
+            raise ClusterError(f"{', '.join(bad)} must be above zero; give positive whole numbers")
+        if self.gpus > self.gpus_per_node and self.gpus % self.gpus_per_node:
+            raise ClusterError(
+                f"gpus={self.gpus} is not a multiple of gpus_per_node={self.gpus_per_node}; "
+                f"give whole nodes, for instance gpus={-(-self.gpus // self.gpus_per_node) * self.gpus_per_node}"
+            )
+
+    @property
+    def num_nodes(self) -> int:
+        return -(-self.gpus // self.gpus_per_node)
+
+    @property
+    def ranks_per_node(self) -> int:
+        return min(self.gpus, self.gpus_per_node)
+
+
+def gpu_preset(name: str) -> Gpu:
+    """Return the GPU called ``name`` in ``configs/gpus.csv``.
+
+    Raises:
+        ClusterError: no such GPU; the message names the closest ones.
+    """
+    presets = gpu_presets()
+    if name in presets:
+        return presets[name]
+    close = difflib.get_close_matches(name, presets, n=4, cutoff=0.4) or list(presets)[:4]
+    raise ClusterError(
+        f"gpu={name!r} is not in configs/gpus.csv; closest: {', '.join(close)}. "
+        f"For another GPU give the nearest name with --gpu-memory-gib, or --gpu auto to detect this machine's"
+    )
+
+
+@cache
+def gpu_presets() -> dict[str, Gpu]:
+    """Return every GPU of ``configs/gpus.csv`` whose usable memory is known, by name."""
+    return _read_gpus(configs_folder() / "gpus.csv")
+
+
+def _read_gpus(path: Path) -> dict[str, Gpu]:
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {row["name"]: _gpu_from_row(row) for row in rows if row["memory_gib_usable"]}
+
+
+def _gpu_from_row(row: dict[str, str]) -> Gpu:
+    tera, giga = 10**12, 10**9
+    return Gpu(
+        name=row["name"],
+        memory_bytes=round(float(row["memory_gib_usable"]) * GIB),
+        bf16_flops_per_s=_scaled(row["bf16_dense_tflops"] or row["fp16_dense_tflops"], tera),
+        hbm_bytes_per_s=_scaled(row["hbm_gb_s"], giga),
+        link_bytes_per_s=_scaled(row["intra_link_gb_s_per_direction"], giga),
+        source=row["usable_source"],
+    )
+
+
+def _scaled(text: str, factor: float) -> float | None:
+    return float(text) * factor if text else None

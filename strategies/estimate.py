@@ -1,0 +1,116 @@
+"""`Estimate`: predicted bytes by phase and cause. Measurements use the same nouns, so that the two compare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """Part of a training run. Memory is a maximum over these of a sum over causes."""
+
+    INITIALISE = "initialise"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER_STEP = "optimizer_step"
+    EVALUATION = "evaluation"
+    SAVE = "save"
+
+
+class Level(StrEnum):
+    """How an estimate was obtained."""
+
+    INSTANT = "instant"
+    """Closed forms from the config."""
+    TRACED = "traced"
+    """The real module on meta tensors."""
+    MEASURED = "measured"
+    """The real engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CauseBytes:
+    """Bytes on one GPU at one moment, by what holds them. One field per cause; the total is derived."""
+
+    parameters: int = 0
+    """The share of the weights that this rank keeps, in the format of the forward pass."""
+    gathered_parameters: int = 0
+    """Weights of other ranks, here for the moment (stage 3, FSDP)."""
+    gradients: int = 0
+    gradient_accumulation: int = 0
+    """fp32 (or second) copies of gradients kept over micro batches."""
+    master_weights: int = 0
+    optimizer_states: int = 0
+    activations: int = 0
+    """Kept by forward for backward, and working tensors of forward and backward."""
+    recomputed_block: int = 0
+    """Activations of the one block that backward has computed again."""
+    logits: int = 0
+    """Logits, their fp32 copies and gradients."""
+    communication_buckets: int = 0
+    step_temporaries: int = 0
+    """Working tensors of clipping and of the optimizer step."""
+    framework_context: int = 0
+    """Device context and library workspaces, outside the allocator."""
+    allocator_slack: int = 0
+    """Reserved by the caching allocator, not allocated."""
+    other: int = 0
+
+    __pydantic_config__ = {"extra": "forbid"}
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    def items(self) -> list[tuple[str, int]]:
+        """Return (cause, bytes) for every cause that holds any, in declaration order."""
+        return [(field.name, value) for field in fields(self) if (value := getattr(self, field.name))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseBytes:
+    """The highest moment of one phase."""
+
+    phase: Phase
+    causes: CauseBytes
+
+    __pydantic_config__ = {"extra": "forbid"}
+
+    @property
+    def total_bytes(self) -> int:
+        return self.causes.total_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryProfile:
+    """Highest moment of every phase of a run on one rank."""
+
+    phases: tuple[PhaseBytes, ...]
+
+    __pydantic_config__ = {"extra": "forbid"}
+
+    @property
+    def peak(self) -> PhaseBytes:
+        """The phase with the most bytes; the earliest among equals."""
+        return max(self.phases, key=lambda phase: phase.total_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.peak.total_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What one plan is predicted to need."""
+
+    level: Level
+    memory: MemoryProfile
+    """Live tensors (``peak_allocated_bytes``) by phase and cause, for the rank that holds most."""
+    peak_reserved_bytes: int
+    """What the caching allocator is predicted to hold, device context included: compared with the device's memory."""
+
+    __pydantic_config__ = {"extra": "forbid"}
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        return self.memory.peak_bytes

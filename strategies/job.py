@@ -1,0 +1,71 @@
+"""`Job`: what is to be trained, independent of how it is spread over GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from strategies.errors import JobError
+
+
+class Precision(StrEnum):
+    """Number formats of weights, gradients and optimizer states."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    """16-bit weights and gradients, fp32 masters and Adam states, as DeepSpeed does."""
+    BF16 = "bf16"
+    """Likewise in bfloat16."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of one weight, and of one gradient, as the forward pass holds it."""
+        return 4 if self is Precision.FP32 else 2
+
+    @property
+    def has_master_weights(self) -> bool:
+        return self is not Precision.FP32
+
+
+class OptimizerName(StrEnum):
+    """Update rule."""
+
+    ADAMW = "adamw"
+    """Two fp32 moments a parameter."""
+
+
+class Attention(StrEnum):
+    """How attention is computed."""
+
+    FLASH = "flash"
+    """Fused; nothing quadratic in the sequence length is kept."""
+
+
+class LossImplementation(StrEnum):
+    """How the loss is computed from the hidden states."""
+
+    STANDARD = "standard"
+    """The framework's own: all logits at once, upcast to fp32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is trained. ``global_batch_size`` is in samples per optimizer step, over all ranks."""
+
+    seq_len: int
+    global_batch_size: int
+    precision: Precision = Precision.BF16
+    optimizer: OptimizerName = OptimizerName.ADAMW
+    attention: Attention = Attention.FLASH
+    loss: LossImplementation = LossImplementation.STANDARD
+
+    __pydantic_config__ = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        sizes = {"seq_len": self.seq_len, "global_batch_size": self.global_batch_size}
+        if bad := [f"{name}={value}" for name, value in sizes.items() if value <= 0]:
+            raise JobError(f"{', '.join(bad)} must be above zero; give positive whole numbers")
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.seq_len * self.global_batch_size

@@ -1,0 +1,95 @@
+"""`Plan`: one fully resolved way to train. Nothing in it is left to be filled in later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from strategies.errors import PlanError
+
+
+class StrategyName(StrEnum):
+    """How model states are spread over the data-parallel ranks."""
+
+    DDP = "ddp"
+    ZERO1 = "zero1"
+    ZERO2 = "zero2"
+    ZERO3 = "zero3"
+
+
+class ActivationCheckpointing(StrEnum):
+    """Which activations are dropped in forward and computed again in backward."""
+
+    NONE = "none"
+    FULL = "full"
+    """Every block keeps its input only."""
+
+
+class OffloadDevice(StrEnum):
+    """Where a model state rests between uses."""
+
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buckets:
+    """Sizes of the communication buffers, in elements, under DeepSpeed's own names.
+
+    Source of the names: deepspeed 0.19.8, runtime/zero/config.py. DDP uses ``reduce_bucket_size`` alone.
+    """
+
+    reduce_bucket_size: int
+    allgather_bucket_size: int
+    stage3_prefetch_bucket_size: int
+    stage3_param_persistence_threshold: int
+    stage3_max_live_parameters: int
+    overlap_comm: bool
+
+    __pydantic_config__ = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        for name in ("reduce_bucket_size", "allgather_bucket_size"):
+            if getattr(self, name) <= 0:
+                raise PlanError(f"{name}={getattr(self, name)} must be above zero; give it in elements")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One way to run a job on a cluster."""
+
+    strategy: StrategyName
+    micro_batch_size: int
+    """Samples one GPU handles in one forward pass."""
+    gradient_accumulation_steps: int
+    """Micro batches per optimizer step."""
+    activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE
+    offload_optimizer: OffloadDevice = OffloadDevice.NONE
+    offload_param: OffloadDevice = OffloadDevice.NONE
+    buckets: Buckets
+
+    __pydantic_config__ = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        sizes = {
+            "micro_batch_size": self.micro_batch_size,
+            "gradient_accumulation_steps": self.gradient_accumulation_steps,
+        }
+        if bad := [f"{name}={value}" for name, value in sizes.items() if value <= 0]:
+            raise PlanError(f"{', '.join(bad)} must be above zero; give positive whole numbers")
+
+
+def accumulation_steps(*, global_batch_size: int, micro_batch_size: int, data_parallel_size: int) -> int:
+    """Return micro batches per optimizer step that give exactly ``global_batch_size`` samples.
+
+    Raises:
+        PlanError: the global batch is not a multiple of ``micro_batch_size * data_parallel_size``.
+    """
+    samples_per_pass = micro_batch_size * data_parallel_size
+    steps, remainder = divmod(global_batch_size, samples_per_pass)
+    if remainder or steps < 1:
+        raise PlanError(
+            f"global_batch_size={global_batch_size} is not a positive multiple of micro_batch_size="
+            f"{micro_batch_size} * data_parallel_size={data_parallel_size} = {samples_per_pass}; "
+            f"try global_batch_size={max(steps, 1) * samples_per_pass}"
+        )
+    return steps
