@@ -58,6 +58,8 @@ class Job:
     optimizer: OptimizerName = OptimizerName.ADAMW
     attention: Attention = Attention.FLASH
     loss: LossImplementation = LossImplementation.STANDARD
+    gradient_clipping: float = 1.0
+    """Largest global gradient norm; 0 switches clipping off. Always written into the DeepSpeed JSON: its default changed."""
 
     __pydantic_config__ = {"extra": "forbid"}
 
@@ -65,6 +67,8 @@ class Job:
         sizes = {"seq_len": self.seq_len, "global_batch_size": self.global_batch_size}
         if bad := [f"{name}={value}" for name, value in sizes.items() if value <= 0]:
             raise JobError(f"{', '.join(bad)} must be above zero; give positive whole numbers")
+        if not 0 <= self.gradient_clipping < float("inf"):
+            raise JobError(f"gradient_clipping={self.gradient_clipping} must be zero (off) or a positive number")
 
     @property
     def tokens_per_step(self) -> int:

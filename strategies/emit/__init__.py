@@ -1,0 +1,1 @@
+"""A decision as the files and command lines that launchers take."""

@@ -1,0 +1,65 @@
+"""The DeepSpeed JSON of a plan, fully resolved: no "auto", nothing left to a default that changes mathematics.
+
+Source of names and defaults: deepspeed 0.19.8, runtime/config.py and runtime/zero/config.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strategies.decision import Decision
+from strategies.job import Job, Precision
+from strategies.plan import Plan, StrategyName
+
+STAGES = {StrategyName.ZERO1: 1, StrategyName.ZERO2: 2, StrategyName.ZERO3: 3}
+
+
+def deepspeed_config(decision: Decision) -> dict[str, Any] | None:
+    """Return the DeepSpeed configuration of the chosen plan, None for a strategy that DeepSpeed does not run."""
+    plan, job = decision.plan, decision.job
+    if plan.strategy not in STAGES:
+        return None
+    return {
+        "train_batch_size": job.global_batch_size,
+        "train_micro_batch_size_per_gpu": plan.micro_batch_size,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        # DeepSpeed's own default has been 1.0 since June 2026 and was 0 before: never leave it out.
+        "gradient_clipping": job.gradient_clipping,
+        **_precision(job),
+        "zero_optimization": _zero_optimization(plan),
+        # The trainer passes its own torch AdamW, so that every strategy applies the same update.
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 2**31,
+        "wall_clock_breakdown": False,
+    }
+
+
+def _precision(job: Job) -> dict[str, Any]:
+    return {
+        "fp16": {"enabled": job.precision is Precision.FP16},
+        "bf16": {"enabled": job.precision is Precision.BF16},
+    }
+
+
+def _zero_optimization(plan: Plan) -> dict[str, Any]:
+    stage, buckets = STAGES[plan.strategy], plan.buckets
+    block: dict[str, Any] = {
+        "stage": stage,
+        "contiguous_gradients": True,
+        "overlap_comm": buckets.overlap_comm,
+        "reduce_scatter": True,
+        "reduce_bucket_size": buckets.reduce_bucket_size,
+        "allgather_partitions": True,
+        "allgather_bucket_size": buckets.allgather_bucket_size,
+        "round_robin_gradients": False,
+    }
+    if stage == 3:
+        block |= {
+            "stage3_prefetch_bucket_size": buckets.stage3_prefetch_bucket_size,
+            "stage3_param_persistence_threshold": buckets.stage3_param_persistence_threshold,
+            "stage3_max_live_parameters": buckets.stage3_max_live_parameters,
+            "stage3_max_reuse_distance": buckets.stage3_max_live_parameters,
+            "stage3_gather_16bit_weights_on_model_save": False,
+        }
+    return block
