@@ -100,7 +100,7 @@ def test_storage_from_before_is_logged_once_an_operator_reads_it() -> None:
     before = torch.zeros(256)
     with StorageLog() as log:
         total = before.sum()
-    assert [event.op for event in log.events][0] == "adopt"
+    assert next(event.op for event in log.events) == "adopt"
     assert log.live_bytes == 1024 + total.element_size()
 
 
