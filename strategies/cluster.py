@@ -29,8 +29,6 @@ class Gpu:
     """Inside a node, per direction."""
     source: str = ""
 
-    __pydantic_config__ = {"extra": "forbid"}
-
     def __post_init__(self) -> None:
         if self.memory_bytes <= 0:
             raise ClusterError(f"gpu {self.name}: memory_bytes={self.memory_bytes} must be above zero")
@@ -49,8 +47,6 @@ class Cluster:
     gpus_per_node: int
     host_memory_bytes: int | None = None
     """Per node; None where unknown."""
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
         sizes = {"gpus": self.gpus, "gpus_per_node": self.gpus_per_node}

@@ -17,8 +17,6 @@ class Candidate:
     plan: Plan
     estimate: Estimate
 
-    __pydantic_config__ = {"extra": "forbid"}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
@@ -27,8 +25,6 @@ class Rejection:
     plan: Plan
     estimate: Estimate
     over_by_bytes: int
-
-    __pydantic_config__ = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,5 +40,3 @@ class Decision:
     estimate: Estimate
     rejected: tuple[Rejection, ...] = ()
     """Simpler plans, in order of preference, each with the bytes it is over."""
-
-    __pydantic_config__ = {"extra": "forbid"}

@@ -56,11 +56,14 @@ class CauseBytes:
     """Reserved by the caching allocator, not allocated."""
     other: int = 0
 
-    __pydantic_config__ = {"extra": "forbid"}
-
     @property
     def total_bytes(self) -> int:
         return sum(getattr(self, field.name) for field in fields(self))
+
+    def __add__(self, more: CauseBytes) -> CauseBytes:
+        return CauseBytes(
+            **{field.name: getattr(self, field.name) + getattr(more, field.name) for field in fields(self)}
+        )
 
     def items(self) -> list[tuple[str, int]]:
         """Return (cause, bytes) for every cause that holds any, in declaration order."""
@@ -74,8 +77,6 @@ class PhaseBytes:
     phase: Phase
     causes: CauseBytes
 
-    __pydantic_config__ = {"extra": "forbid"}
-
     @property
     def total_bytes(self) -> int:
         return self.causes.total_bytes
@@ -86,8 +87,6 @@ class MemoryProfile:
     """Highest moment of every phase of a run on one rank."""
 
     phases: tuple[PhaseBytes, ...]
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     @property
     def peak(self) -> PhaseBytes:
@@ -108,8 +107,6 @@ class Estimate:
     """Live tensors (``peak_allocated_bytes``) by phase and cause, for the rank that holds most."""
     peak_reserved_bytes: int
     """What the caching allocator is predicted to hold, device context included: compared with the device's memory."""
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     @property
     def peak_allocated_bytes(self) -> int:

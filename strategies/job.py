@@ -59,9 +59,7 @@ class Job:
     attention: Attention = Attention.FLASH
     loss: LossImplementation = LossImplementation.STANDARD
     gradient_clipping: float = 1.0
-    """Largest global gradient norm; 0 switches clipping off. Always written into the DeepSpeed JSON: its default changed."""
-
-    __pydantic_config__ = {"extra": "forbid"}
+    """Largest global gradient norm; 0 switches clipping off. Always explicit, as DeepSpeed's own default has changed."""
 
     def __post_init__(self) -> None:
         sizes = {"seq_len": self.seq_len, "global_batch_size": self.global_batch_size}

@@ -45,8 +45,6 @@ class Buckets:
     stage3_max_live_parameters: int
     overlap_comm: bool
 
-    __pydantic_config__ = {"extra": "forbid"}
-
     def __post_init__(self) -> None:
         for name in ("reduce_bucket_size", "allgather_bucket_size"):
             if getattr(self, name) <= 0:
@@ -66,8 +64,6 @@ class Plan:
     offload_optimizer: OffloadDevice = OffloadDevice.NONE
     offload_param: OffloadDevice = OffloadDevice.NONE
     buckets: Buckets
-
-    __pydantic_config__ = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
         sizes = {

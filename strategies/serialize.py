@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from strategies.errors import ScalingError
 
@@ -27,9 +27,25 @@ def from_json(kind: type[T], text: str, *, source: str) -> T:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        return TypeAdapter(kind).validate_json(text)
+        value = TypeAdapter(kind).validate_json(text)
     except ValidationError as error:
         raise ScalingError(f"{source} is not a valid {kind.__name__}: {_first_problem(error.errors()[0])}") from error
+    # A misspelt key must not pass silently; pydantic drops unknown keys of standard dataclasses.
+    if unknown := _unknown_keys(json.loads(text), dataclasses.asdict(cast(Any, value))):
+        raise ScalingError(f"{source} has unknown keys {', '.join(unknown)}; remove or correct them")
+    return value
+
+
+def _unknown_keys(given: Any, known: Any, *, path: str = "") -> list[str]:
+    """Return the dotted paths of keys in ``given`` that ``known`` does not have."""
+    if isinstance(given, dict) and isinstance(known, dict):
+        extra = [f"{path}{key}" for key in given if key not in known]
+        shared = [key for key in given if key in known]
+        return extra + [name for key in shared for name in _unknown_keys(given[key], known[key], path=f"{path}{key}.")]
+    if isinstance(given, list) and isinstance(known, list | tuple):
+        pairs = enumerate(zip(given, known, strict=False))
+        return [name for index, (a, b) in pairs for name in _unknown_keys(a, b, path=f"{path}{index}.")]
+    return []
 
 
 def read_json(kind: type[T], path: Path) -> T:

@@ -1,0 +1,55 @@
+"""Say why, in words and numbers."""
+
+from __future__ import annotations
+
+from strategies.decision import Decision, Rejection
+from strategies.estimate import PhaseBytes
+from strategies.plan import ActivationCheckpointing, Plan
+from strategies.units import format_bytes
+
+
+def describe_plan(plan: Plan) -> str:
+    """Return a plan as one phrase.
+
+    Example: ``zero2, activation checkpointing full, micro batch 4 x accumulation 2``.
+    """
+    checkpointing = (
+        "no activation checkpointing"
+        if plan.activation_checkpointing is ActivationCheckpointing.NONE
+        else f"activation checkpointing {plan.activation_checkpointing}"
+    )
+    return (
+        f"{plan.strategy}, {checkpointing}, micro batch {plan.micro_batch_size} x accumulation "
+        f"{plan.gradient_accumulation_steps}"
+    )
+
+
+def describe_rejection(rejection: Rejection) -> str:
+    """Return one rejected plan as a sentence: what it needs, by how much it is over, and its two largest causes."""
+    estimate = rejection.estimate
+    return (
+        f"{describe_plan(rejection.plan)}: needs {format_bytes(estimate.peak_reserved_bytes)}, "
+        f"{format_bytes(rejection.over_by_bytes)} over ({largest_causes(estimate.memory.peak)})"
+    )
+
+
+def largest_causes(phase: PhaseBytes, *, count: int = 2) -> str:
+    """Return the largest causes of a phase, as ``in backward: activations 3.10 GiB, parameters 2.00 GiB``."""
+    ranked = sorted(phase.causes.items(), key=lambda item: -item[1])[:count]
+    parts = ", ".join(f"{cause.replace('_', ' ')} {format_bytes(num_bytes)}" for cause, num_bytes in ranked)
+    return f"in {phase.phase.replace('_', ' ')}: {parts}"
+
+
+def why(decision: Decision) -> list[str]:
+    """Return why each simpler plan was rejected, in order of preference; empty when the simplest one was taken."""
+    return [describe_rejection(rejection) for rejection in decision.rejected]
+
+
+def nothing_fits(rejected: tuple[Rejection, ...], *, usable_bytes: int) -> str:
+    """Return the message for a job that fits nowhere: the closest plan, what it lacks, what decides its peak."""
+    closest = min(rejected, key=lambda rejection: rejection.over_by_bytes)
+    return (
+        f"no plan fits {format_bytes(usable_bytes)} a GPU; the closest is {describe_rejection(closest)}; "
+        f"give more GPUs (--gpus), GPUs with at least {format_bytes(closest.estimate.peak_reserved_bytes)}, "
+        f"or a shorter --seq-len"
+    )

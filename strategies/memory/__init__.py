@@ -1,0 +1,1 @@
+"""Closed forms for bytes on one GPU: model states, activations, logits, and their sum over phases."""

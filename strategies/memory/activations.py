@@ -1,0 +1,143 @@
+"""Activations: bytes that one block keeps for backward, and what is in flight around it.
+
+Source of the coefficients: tensors saved by the modelling code of transformers 5.24 with torch 2.13, read off traces on
+the meta device with CUDA's attention and dropout kernels and fitted on random shapes; exact in 16 bit for every family
+listed, without mask (one document per sequence, or packed without position resets). ``docs/memory.md`` lists what each
+term is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strategies.errors import SpecError
+from strategies.job import Precision
+from strategies.model_spec import ModelSpec
+from strategies.plan import ActivationCheckpointing
+
+RNG_STATE_BYTES = 24
+"""Seed and offset that CUDA's flash attention keeps per layer (meta kernel, torch 2.13)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockForm:
+    """Bytes per token of one block = sum of coefficient x size. Split by the element size of what is kept."""
+
+    hidden: int
+    """16-bit elements x 2 per hidden unit, and so on: all coefficients are bytes in 16-bit precision."""
+    query: int = 0
+    key_value: int = 0
+    mlp: int
+    heads: int = 4
+    """The log-sum-exp of attention, fp32, and further fp32 numbers per head."""
+    key_value_heads: int = 0
+    constant: int = 8
+    """One fp32 number a token for each norm, two for a LayerNorm."""
+    hidden_fp32: int
+    """The coefficient of ``hidden`` when weights and activations are fp32."""
+    dropouts: int = 0
+    """Dropout layers on the residual stream: one mask byte per hidden unit each, included in ``hidden``."""
+
+
+# 16-bit column: llama .. bert as listed in the traces; fp32 column: the fp32 copies that norms make of 16-bit inputs
+# fall away, the residual stream itself is kept instead.
+_LLAMA = BlockForm(hidden=16, query=4, key_value=4, mlp=8, hidden_fp32=24)
+_GPT2 = BlockForm(hidden=18, mlp=10, constant=16, hidden_fp32=34, dropouts=2)
+FORMS: dict[str, BlockForm] = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": BlockForm(hidden=16, query=10, key_value=10, mlp=8, heads=8, key_value_heads=4, hidden_fp32=24),
+    "gemma": BlockForm(hidden=20, query=4, key_value=4, mlp=8, hidden_fp32=24),
+    "gemma3_text": BlockForm(
+        hidden=36, query=12, key_value=12, mlp=8, heads=8, key_value_heads=4, constant=16, hidden_fp32=40
+    ),
+    "phi3": BlockForm(hidden=18, query=6, key_value=6, mlp=8, hidden_fp32=24),
+    "gpt2": _GPT2,
+    "gpt_neox": BlockForm(hidden=20, mlp=4, constant=16, hidden_fp32=40),
+    "opt": BlockForm(hidden=18, mlp=2, constant=16, hidden_fp32=34, dropouts=2),
+    "mixtral": _LLAMA,
+}
+
+
+def block_activations(spec: ModelSpec, *, num_tokens: int, precision: Precision, on_cpu: bool = False) -> int:
+    """Return the bytes one block keeps for backward without activation checkpointing.
+
+    Fused attention; nothing quadratic in the sequence length. Holds for the families in ``FORMS``; not for masks
+    (padding, sliding windows shorter than the sequence), which CUDA's kernels expand per layer.
+    ``on_cpu`` counts torch's CPU kernels instead: keys and values repeated to all heads, dropout noise in full width.
+
+    Raises:
+        SpecError: no closed form for this family.
+    """
+    form = _form(spec)
+    fp32 = precision is Precision.FP32
+    wide = 2 if fp32 else 1
+    hidden = form.hidden_fp32 if fp32 else form.hidden
+    hidden += form.dropouts * (2 * wide - 1) if on_cpu else 0
+    key_value = form.key_value
+    query = form.query
+    if on_cpu and spec.num_key_value_heads < spec.num_attention_heads:
+        query, key_value = query + 4, key_value - 4
+    per_token = (
+        hidden * spec.hidden_size
+        + wide * query * spec.query_size
+        + wide * key_value * spec.key_value_size
+        + wide * form.mlp * _active_mlp_size(spec)
+        + form.heads * spec.num_attention_heads
+        + form.key_value_heads * spec.num_key_value_heads
+        + form.constant
+    )
+    return num_tokens * per_token + (0 if on_cpu else RNG_STATE_BYTES)
+
+
+def kept_activations(
+    spec: ModelSpec,
+    *,
+    num_tokens: int,
+    precision: Precision,
+    activation_checkpointing: ActivationCheckpointing,
+    on_cpu: bool = False,
+) -> int:
+    """Return the bytes of all blocks at the end of forward; with full activation checkpointing, each block's input."""
+    if activation_checkpointing is ActivationCheckpointing.FULL:
+        return spec.num_layers * num_tokens * spec.hidden_size * precision.weight_bytes
+    block = block_activations(spec, num_tokens=num_tokens, precision=precision, on_cpu=on_cpu)
+    return spec.num_layers * block
+
+
+def recomputed_block(spec: ModelSpec, *, num_tokens: int, precision: Precision, on_cpu: bool = False) -> int:
+    """Return the bytes of the block that backward has just recomputed, plus what its own backward has in flight.
+
+    In flight: the gradients of the two widest MLP tensors. A fit to traces of this form is within 5 % of the block.
+    """
+    block = block_activations(spec, num_tokens=num_tokens, precision=precision, on_cpu=on_cpu)
+    return block + backward_in_flight(spec, num_tokens=num_tokens, precision=precision)
+
+
+def backward_in_flight(spec: ModelSpec, *, num_tokens: int, precision: Precision) -> int:
+    """Return the bytes of the gradients of activations that live at one moment inside a block's backward."""
+    return 2 * num_tokens * precision.weight_bytes * _active_mlp_size(spec)
+
+
+def has_closed_form(spec: ModelSpec) -> bool:
+    """Return whether ``block_activations`` covers this family."""
+    return spec.family in FORMS
+
+
+def _form(spec: ModelSpec) -> BlockForm:
+    if spec.family not in FORMS:
+        raise SpecError(
+            f"model {spec.name}: no closed form for the activations of model_type={spec.family!r} (there is one for "
+            f"{', '.join(sorted(FORMS))}); its parameter count is known, its activations need the traced level"
+        )
+    return FORMS[spec.family]
+
+
+def _active_mlp_size(spec: ModelSpec) -> int:
+    """Return the MLP width one token passes through; for experts, the sum over those chosen, gathers included."""
+    if not spec.num_experts_per_token:
+        return spec.intermediate_size
+    # Gathered inputs and outputs cost 4 bytes per hidden unit and chosen expert: half a unit of MLP width each.
+    width = spec.num_experts_per_token * (spec.moe_intermediate_size + spec.hidden_size // 2)
+    return width + spec.shared_expert_intermediate_size

@@ -1,0 +1,97 @@
+"""The instant level: states, activations and logits summed per moment; a phase is its highest moment."""
+
+from __future__ import annotations
+
+from strategies.base import StateLayout
+from strategies.cluster import Cluster
+from strategies.errors import JobError
+from strategies.estimate import CauseBytes, Estimate, Level, MemoryProfile, Phase, PhaseBytes
+from strategies.job import Job
+from strategies.memory.activations import backward_in_flight, kept_activations, recomputed_block
+from strategies.memory.logits import standard_loss
+from strategies.model_spec import ModelSpec
+from strategies.plan import ActivationCheckpointing, Plan
+from strategies.registry import STRATEGIES
+from strategies.units import GIB
+
+CUDA_CONTEXT_BYTES = GIB
+"""Device context, library handles and NCCL's buffers, outside torch's allocator: 0.4 to 1.3 GiB seen in published
+runs (1113 and 1343 MiB on V100 with nvidia-smi, transformers' performance documentation)."""
+ALLOCATOR_SLACK = 0.06
+"""Reserved over allocated, less one, with expandable segments: 1.00 to 1.06 in 11 of 12 replayed Llama runs."""
+
+
+def predict(spec: ModelSpec, *, cluster: Cluster, job: Job, plan: Plan) -> Estimate:
+    """Return the estimate of one plan, for the rank that holds most, in the steady state.
+
+    Raises:
+        JobError: the sequence is longer than the model's positions.
+        SpecError: the family's activations have no closed form.
+    """
+    _check_seq_len(spec, job)
+    layout = STRATEGIES[plan.strategy].layout(spec, job=job, plan=plan, data_parallel_size=cluster.gpus)
+    memory = MemoryProfile(
+        phases=(
+            PhaseBytes(phase=Phase.INITIALISE, causes=layout.initialise),
+            *_step_phases(spec, layout, cluster=cluster, job=job, plan=plan),
+        )
+    )
+    return Estimate(level=Level.INSTANT, memory=memory, peak_reserved_bytes=_reserved(memory.peak_bytes, cluster))
+
+
+def _check_seq_len(spec: ModelSpec, job: Job) -> None:
+    if spec.max_seq_len is not None and job.seq_len > spec.max_seq_len:
+        raise JobError(
+            f"seq_len={job.seq_len} is longer than the {spec.max_seq_len} positions of model {spec.name}; "
+            f"give seq_len={spec.max_seq_len} or less"
+        )
+
+
+def _reserved(peak_allocated_bytes: int, cluster: Cluster) -> int:
+    if cluster.gpu.is_cpu:
+        return peak_allocated_bytes
+    return round(peak_allocated_bytes * (1 + ALLOCATOR_SLACK)) + CUDA_CONTEXT_BYTES
+
+
+def _step_phases(
+    spec: ModelSpec, layout: StateLayout, *, cluster: Cluster, job: Job, plan: Plan
+) -> tuple[PhaseBytes, ...]:
+    on_cpu, precision = cluster.gpu.is_cpu, job.precision
+    num_tokens = plan.micro_batch_size * job.seq_len
+    kept = kept_activations(
+        spec,
+        num_tokens=num_tokens,
+        precision=precision,
+        activation_checkpointing=plan.activation_checkpointing,
+        on_cpu=on_cpu,
+    )
+    logits = standard_loss(spec, num_tokens=num_tokens, precision=precision)
+    hidden = _final_hidden(spec, num_tokens=num_tokens, job=job)
+    forward = layout.forward + CauseBytes(activations=kept + hidden, logits=logits.forward_peak)
+    backward = max(
+        layout.backward_start + CauseBytes(activations=kept + hidden, logits=logits.backward_peak),
+        layout.backward_end + _first_block(spec, kept=kept, num_tokens=num_tokens, job=job, plan=plan, on_cpu=on_cpu),
+        key=lambda causes: causes.total_bytes,
+    )
+    evaluation = layout.evaluation + CauseBytes(activations=hidden, logits=logits.forward_peak)
+    moments = {
+        Phase.FORWARD: forward,
+        Phase.BACKWARD: backward,
+        Phase.OPTIMIZER_STEP: layout.optimizer_step,
+        Phase.EVALUATION: evaluation,
+    }
+    return tuple(PhaseBytes(phase=phase, causes=layout.resident + extra) for phase, extra in moments.items())
+
+
+def _final_hidden(spec: ModelSpec, *, num_tokens: int, job: Job) -> int:
+    """Return the bytes of the last norm and the embedding output: two norm inputs' worth of one block's."""
+    return 3 * num_tokens * spec.hidden_size * 4 if num_tokens else 0
+
+
+def _first_block(spec: ModelSpec, *, kept: int, num_tokens: int, job: Job, plan: Plan, on_cpu: bool) -> CauseBytes:
+    """Return the activations when backward is at the first block: one block left, and its gradients in flight."""
+    if plan.activation_checkpointing is ActivationCheckpointing.FULL:
+        block = recomputed_block(spec, num_tokens=num_tokens, precision=job.precision, on_cpu=on_cpu)
+        return CauseBytes(recomputed_block=block, activations=kept // spec.num_layers)
+    in_flight = backward_in_flight(spec, num_tokens=num_tokens, precision=job.precision)
+    return CauseBytes(activations=kept // spec.num_layers + in_flight)

@@ -1,0 +1,137 @@
+"""ZeRO stages 1 to 3, as DeepSpeed lays them out.
+
+Source: deepspeed 0.19.8, runtime/zero/stage_1_and_2.py, stage3.py and partition_parameters.py; the terms were checked
+against bytes per parameter of the real engine (benchmarks/results). DeepSpeed keeps a separate fp32 copy of the
+partition at every precision, fp32 included, and copies the partition's gradients to fp32 in the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+from strategies.base import StateLayout, Strategy, largest_tensor_params
+from strategies.estimate import CauseBytes
+from strategies.job import Job
+from strategies.memory.model_states import ADAM_STATE_BYTES, FP32_BYTES, Sharding
+from strategies.model_spec import ModelSpec
+from strategies.plan import Buckets, Plan
+from strategies.units import ceil_div
+
+MIN_BUCKET_ELEMENTS = 2**20
+MAX_BUCKET_ELEMENTS = 500_000_000
+"""DeepSpeed's default, in elements: never more than that."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Zero(Strategy):
+    """One ZeRO stage."""
+
+    stage: Literal[1, 2, 3]
+
+    def sharding(self, data_parallel_size: int) -> Sharding:
+        return Sharding(
+            optimizer_states=data_parallel_size,
+            gradients=data_parallel_size if self.stage >= 2 else 1,
+            parameters=data_parallel_size if self.stage == 3 else 1,
+        )
+
+    def buckets(self, spec: ModelSpec, job: Job) -> Buckets:
+        """Sized like transformers 5.24 fills "auto": hidden**2, 0.9 hidden**2 and 10 hidden, in elements.
+
+        Source: transformers 5.24.0, integrations/deepspeed.py. The live window is two blocks or the largest tensor
+        instead of DeepSpeed's 1e9 elements, which would keep any model below 1B parameters whole.
+        """
+        square = spec.hidden_size**2
+        reduce = min(max(square, MIN_BUCKET_ELEMENTS), MAX_BUCKET_ELEMENTS)
+        return Buckets(
+            reduce_bucket_size=reduce,
+            allgather_bucket_size=reduce,
+            stage3_prefetch_bucket_size=square * 9 // 10,
+            stage3_param_persistence_threshold=10 * spec.hidden_size,
+            stage3_max_live_parameters=max(2 * spec.largest_block_params(), largest_tensor_params(spec)),
+            overlap_comm=True,
+        )
+
+    def layout(self, spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int) -> StateLayout:
+        if self.stage == 3:
+            return _stage3_layout(spec, job=job, plan=plan, data_parallel_size=data_parallel_size)
+        return _stage12_layout(self.stage, spec, job=job, plan=plan, data_parallel_size=data_parallel_size)
+
+
+def _partitioned_states(num_params: int, data_parallel_size: int) -> CauseBytes:
+    share = ceil_div(num_params, data_parallel_size)
+    return CauseBytes(master_weights=FP32_BYTES * share, optimizer_states=ADAM_STATE_BYTES * share)
+
+
+def _stage12_layout(
+    stage: Literal[1, 2], spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int
+) -> StateLayout:
+    weight, params = job.precision.weight_bytes, spec.num_params
+    share = ceil_div(params, data_parallel_size)
+    largest = largest_tensor_params(spec)
+    resident = CauseBytes(parameters=weight * params) + _partitioned_states(params, data_parallel_size)
+    bucket_count = 2 if plan.buckets.overlap_comm else 1
+    buckets = bucket_count * weight * plan.buckets.reduce_bucket_size
+    accumulated, new_partition = _accumulation_bytes(stage, plan, weight=weight, params=params, share=share)
+    stage1_buckets_stay = stage == 1 and plan.gradient_accumulation_steps > 1
+    between = CauseBytes(gradients=accumulated, communication_buckets=buckets if stage1_buckets_stay else 0)
+    return StateLayout(
+        resident=resident,
+        initialise=_stage12_initialise(weight, params=params, share=share, largest=largest),
+        forward=between,
+        backward_start=between,
+        backward_end=CauseBytes(
+            gradients=accumulated + new_partition + weight * largest, communication_buckets=buckets
+        ),
+        # The partition's gradients in fp32; the 16-bit ones are freed as they are copied.
+        optimizer_step=CauseBytes(step_temporaries=FP32_BYTES * share),
+        evaluation=CauseBytes(),
+    )
+
+
+def _accumulation_bytes(stage: Literal[1, 2], plan: Plan, *, weight: int, params: int, share: int) -> tuple[int, int]:
+    """Return (bytes kept between micro batches, bytes the last backward adds): stage 1 keeps whole gradients."""
+    if plan.gradient_accumulation_steps == 1:
+        return 0, weight * share
+    if stage == 1:
+        return weight * params, 0
+    return weight * share, weight * share
+
+
+def _stage12_initialise(weight: int, *, params: int, share: int, largest: int) -> CauseBytes:
+    """Return the larger of two moments: flattening the weights, and making the fp32 partition from them."""
+    flattening = CauseBytes(parameters=weight * params, step_temporaries=weight * (params + largest))
+    masters = CauseBytes(
+        parameters=weight * params, master_weights=FP32_BYTES * share, step_temporaries=FP32_BYTES * share
+    )
+    return max(flattening, masters, key=lambda causes: causes.total_bytes)
+
+
+def _stage3_layout(spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int) -> StateLayout:
+    weight, params = job.precision.weight_bytes, spec.num_params
+    share = ceil_div(params, data_parallel_size)
+    # The gradient partition and the reduce bucket are allocated at initialisation and stay.
+    resident = CauseBytes(
+        parameters=weight * share,
+        gradients=weight * share,
+        communication_buckets=weight * plan.buckets.reduce_bucket_size,
+    ) + _partitioned_states(params, data_parallel_size)
+    gathered = CauseBytes(gathered_parameters=weight * _gathered_elements(spec, plan))
+    backward = gathered + CauseBytes(gradients=weight * largest_tensor_params(spec))
+    return StateLayout(
+        resident=resident,
+        initialise=CauseBytes(parameters=weight * share, step_temporaries=2 * FP32_BYTES * share),
+        forward=gathered,
+        backward_start=gathered,
+        backward_end=backward,
+        optimizer_step=CauseBytes(step_temporaries=FP32_BYTES * share),
+        evaluation=gathered,
+    )
+
+
+def _gathered_elements(spec: ModelSpec, plan: Plan) -> int:
+    """Return elements gathered at once: the live window and one prefetch, which is held flat and split meanwhile."""
+    window = plan.buckets.stage3_max_live_parameters + 2 * plan.buckets.stage3_prefetch_bucket_size
+    return min(window, 2 * spec.num_params)
