@@ -59,7 +59,7 @@ class Job:
     attention: Attention = Attention.FLASH
     loss: LossImplementation = LossImplementation.STANDARD
     gradient_clipping: float = 1.0
-    """Largest global gradient norm; 0 switches clipping off. Always explicit, as DeepSpeed's own default has changed."""
+    """Largest global gradient norm; 0 switches clipping off. Always explicit: DeepSpeed's own default has changed."""
 
     def __post_init__(self) -> None:
         sizes = {"seq_len": self.seq_len, "global_batch_size": self.global_batch_size}
