@@ -1,0 +1,57 @@
+"""JSON: what is written is read back the same, and anything else is refused with the field's name."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from strategies.decision import Decision
+from strategies.errors import ScalingError
+from strategies.select import decide
+from strategies.serialize import from_json, read_json, to_json
+from tests.strategies.builders import small_cluster, small_job, tiny_spec
+
+
+@pytest.fixture
+def decision() -> Decision:
+    return decide(tiny_spec(), cluster=small_cluster(), job=small_job())
+
+
+def test_decision_round_trips(decision: Decision) -> None:
+    assert from_json(Decision, to_json(decision), source="test") == decision
+
+
+def _edited(decision: Decision, path: str, value: object) -> str:
+    data = json.loads(to_json(decision))
+    *parents, last = path.split(".")
+    target = data
+    for key in parents:
+        target = target[key]
+    target[last] = value
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("plan.strategy", "zero4", r"plan\.strategy: .*'ddp', 'zero1', 'zero2' or 'zero3'"),
+        ("plan.micro_batch_size", "two", r"plan\.micro_batch_size: .*given: 'two'"),
+        ("plan.micro_batch_size", 0, r"micro_batch_size=0 must be above zero"),
+        ("plan.stage", 2, r"unknown keys plan\.stage"),
+        ("job.seq_len", None, r"job\.seq_len: .*valid integer"),
+    ],
+)
+def test_from_json_names_the_field(decision: Decision, path: str, value: object, message: str) -> None:
+    with pytest.raises(ScalingError, match=message):
+        from_json(Decision, _edited(decision, path, value), source="plan.json")
+
+
+@pytest.mark.parametrize("text", ["", "not json", "[]", "{}", '{"plan": 1}', "null"])
+def test_from_json_refuses_other_files(text: str) -> None:
+    with pytest.raises(ScalingError, match=r"^plan\.json is not a valid Decision: "):
+        from_json(Decision, text, source="plan.json")
+
+
+def test_read_json_refuses_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ScalingError, match=r"cannot read .*absent\.json"):
+        read_json(Decision, tmp_path / "absent.json")
