@@ -37,27 +37,44 @@ class BlockForm:
     """The coefficient of ``hidden`` when weights and activations are fp32."""
     dropouts: int = 0
     """Dropout layers on the residual stream: one mask byte per hidden unit each, included in ``hidden``."""
+    final: int = 8
+    """The last norm, and a dropout on the embeddings, per hidden unit, 16-bit."""
+    final_fp32: int = 12
+    embedding_dropouts: int = 0
+    """Included in ``final``, like ``dropouts``."""
+    rotary: bool = True
+    """Keeps sine and cosine of every position once."""
 
 
-# 16-bit column: llama .. bert as listed in the traces; fp32 column: the fp32 copies that norms make of 16-bit inputs
-# fall away, the residual stream itself is kept instead.
+# fp32 columns: the fp32 copies that norms make of 16-bit inputs fall away, the residual stream itself is kept instead.
 _LLAMA = BlockForm(hidden=16, query=4, key_value=4, mlp=8, hidden_fp32=24)
-_GPT2 = BlockForm(hidden=18, mlp=10, constant=16, hidden_fp32=34, dropouts=2)
 FORMS: dict[str, BlockForm] = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
+    "mixtral": _LLAMA,
     "qwen2": _LLAMA,
     "qwen3": BlockForm(hidden=16, query=10, key_value=10, mlp=8, heads=8, key_value_heads=4, hidden_fp32=24),
-    "gemma": BlockForm(hidden=20, query=4, key_value=4, mlp=8, hidden_fp32=24),
+    "gemma": BlockForm(hidden=20, query=4, key_value=4, mlp=8, hidden_fp32=24, final=10),
     "gemma3_text": BlockForm(
-        hidden=36, query=12, key_value=12, mlp=8, heads=8, key_value_heads=4, constant=16, hidden_fp32=40
+        hidden=36, query=12, key_value=12, mlp=8, heads=8, key_value_heads=4, constant=16, hidden_fp32=40, final=10
     ),
     "phi3": BlockForm(hidden=18, query=6, key_value=6, mlp=8, hidden_fp32=24),
-    "gpt2": _GPT2,
-    "gpt_neox": BlockForm(hidden=20, mlp=4, constant=16, hidden_fp32=40),
-    "opt": BlockForm(hidden=18, mlp=2, constant=16, hidden_fp32=34, dropouts=2),
-    "mixtral": _LLAMA,
+    "gpt2": BlockForm(
+        hidden=18,
+        mlp=10,
+        constant=16,
+        hidden_fp32=34,
+        dropouts=2,
+        final=5,
+        final_fp32=9,
+        embedding_dropouts=1,
+        rotary=False,
+    ),
+    "gpt_neox": BlockForm(hidden=20, mlp=4, constant=16, hidden_fp32=40, final=4, final_fp32=8),
+    "opt": BlockForm(hidden=18, mlp=2, constant=16, hidden_fp32=34, dropouts=2, final=4, final_fp32=8, rotary=False),
 }
+TOKEN_BYTES = 28
+"""Token ids, labels, moved labels (int64), one fp32 number of the last norm, rounding: 26 to 40 in the traces."""
 
 
 def block_activations(spec: ModelSpec, *, num_tokens: int, precision: Precision, on_cpu: bool = False) -> int:
@@ -71,10 +88,9 @@ def block_activations(spec: ModelSpec, *, num_tokens: int, precision: Precision,
         SpecError: no closed form for this family.
     """
     form = _form(spec)
-    fp32 = precision is Precision.FP32
-    wide = 2 if fp32 else 1
-    hidden = form.hidden_fp32 if fp32 else form.hidden
-    hidden += form.dropouts * (2 * wide - 1) if on_cpu else 0
+    wide = precision.weight_bytes // 2
+    hidden = form.hidden_fp32 if precision is Precision.FP32 else form.hidden
+    hidden += form.dropouts * _cpu_noise_bytes(precision) if on_cpu else 0
     key_value = form.key_value
     query = form.query
     if on_cpu and spec.num_key_value_heads < spec.num_attention_heads:
@@ -106,6 +122,17 @@ def kept_activations(
     return spec.num_layers * block
 
 
+def outer_activations(
+    spec: ModelSpec, *, num_tokens: int, seq_len: int, precision: Precision, on_cpu: bool = False
+) -> int:
+    """Return the bytes kept outside the blocks, logits left out: last norm, position tables, ids and labels."""
+    form = _form(spec)
+    hidden = form.final_fp32 if precision is Precision.FP32 else form.final
+    hidden += form.embedding_dropouts * _cpu_noise_bytes(precision) if on_cpu else 0
+    rotary = 2 * precision.weight_bytes * seq_len * spec.head_dim if form.rotary else 0
+    return num_tokens * (hidden * spec.hidden_size + TOKEN_BYTES) + rotary
+
+
 def recomputed_block(spec: ModelSpec, *, num_tokens: int, precision: Precision, on_cpu: bool = False) -> int:
     """Return the bytes of the block that backward has just recomputed, plus what its own backward has in flight.
 
@@ -118,6 +145,11 @@ def recomputed_block(spec: ModelSpec, *, num_tokens: int, precision: Precision, 
 def backward_in_flight(spec: ModelSpec, *, num_tokens: int, precision: Precision) -> int:
     """Return the bytes of the gradients of activations that live at one moment inside a block's backward."""
     return 2 * num_tokens * precision.weight_bytes * _active_mlp_size(spec)
+
+
+def _cpu_noise_bytes(precision: Precision) -> int:
+    """Return what a dropout keeps per element on a CPU beyond CUDA's one-byte mask: noise in the input's format."""
+    return precision.weight_bytes - 1
 
 
 def has_closed_form(spec: ModelSpec) -> bool:

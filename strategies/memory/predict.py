@@ -7,7 +7,12 @@ from strategies.cluster import Cluster
 from strategies.errors import JobError
 from strategies.estimate import CauseBytes, Estimate, Level, MemoryProfile, Phase, PhaseBytes
 from strategies.job import Job
-from strategies.memory.activations import backward_in_flight, kept_activations, recomputed_block
+from strategies.memory.activations import (
+    backward_in_flight,
+    kept_activations,
+    outer_activations,
+    recomputed_block,
+)
 from strategies.memory.logits import standard_loss
 from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing, Plan
@@ -66,14 +71,14 @@ def _step_phases(
         on_cpu=on_cpu,
     )
     logits = standard_loss(spec, num_tokens=num_tokens, precision=precision)
-    hidden = _final_hidden(spec, num_tokens=num_tokens, job=job)
-    forward = layout.forward + CauseBytes(activations=kept + hidden, logits=logits.forward_peak)
+    outer = outer_activations(spec, num_tokens=num_tokens, seq_len=job.seq_len, precision=precision, on_cpu=on_cpu)
+    forward = layout.forward + CauseBytes(activations=kept + outer, logits=logits.forward_peak)
     backward = max(
-        layout.backward_start + CauseBytes(activations=kept + hidden, logits=logits.backward_peak),
+        layout.backward_start + CauseBytes(activations=kept + outer, logits=logits.backward_peak),
         layout.backward_end + _first_block(spec, kept=kept, num_tokens=num_tokens, job=job, plan=plan, on_cpu=on_cpu),
         key=lambda causes: causes.total_bytes,
     )
-    evaluation = layout.evaluation + CauseBytes(activations=hidden, logits=logits.forward_peak)
+    evaluation = layout.evaluation + CauseBytes(activations=outer, logits=logits.forward_peak)
     moments = {
         Phase.FORWARD: forward,
         Phase.BACKWARD: backward,
@@ -81,11 +86,6 @@ def _step_phases(
         Phase.EVALUATION: evaluation,
     }
     return tuple(PhaseBytes(phase=phase, causes=layout.resident + extra) for phase, extra in moments.items())
-
-
-def _final_hidden(spec: ModelSpec, *, num_tokens: int, job: Job) -> int:
-    """Return the bytes of the last norm and the embedding output: two norm inputs' worth of one block's."""
-    return 3 * num_tokens * spec.hidden_size * 4 if num_tokens else 0
 
 
 def _first_block(spec: ModelSpec, *, kept: int, num_tokens: int, job: Job, plan: Plan, on_cpu: bool) -> CauseBytes:
