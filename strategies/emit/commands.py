@@ -25,7 +25,8 @@ def launch_commands(decision: Decision, *, folder: Path) -> tuple[LaunchCommand,
 
     The ``deepspeed`` launcher starts DDP plans as well: it only sets the process environment.
     """
-    train = ["--plan", str(folder / "plan.json"), "--data", "builtin:python", "--out", str(folder / "run")]
+    inputs = ["--plan", str(folder / "plan.json"), "--data", "builtin:python", "--tokenizer", "bytes"]
+    train = [*inputs, "--steps", "100", "--out", str(folder / "run")]
     cluster = decision.cluster
     return (
         LaunchCommand(launcher="accelerate", line=_accelerate(cluster, folder, train)),
