@@ -19,6 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 ScratchRule = Callable[[tuple[Any, ...]], Sequence[int]]
 """Bytes that one operator allocates and frees inside its kernel, from the operator's arguments."""
 
+Observer = Callable[[Any, tuple[Any, ...], Any], None]
+"""Called after each operator with the operator, its positional arguments and its result, all logged by then."""
+
 _SCALAR = torch.ops.aten._local_scalar_dense.default
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -74,6 +77,7 @@ class StorageLog(TorchDispatchMode):
         phase: str = "",
         scalar_answers: Mapping[torch.dtype, bool | int | float] | None = None,
         scratch: Mapping[Any, ScratchRule] | None = None,
+        observer: Observer | None = None,
     ) -> None:
         """`scalar_answers`: what ``.item()`` returns on tensors without data, by dtype (absent: 0).
         `scratch`: bytes inside a kernel, by operator overload; logged after its results, freed at once."""
@@ -86,6 +90,7 @@ class StorageLog(TorchDispatchMode):
         self._live: dict[int, _Live] = {}
         self._scalar_answers = dict(scalar_answers or {})
         self._scratch = dict(scratch or {})
+        self._observer = observer
 
     def __enter__(self) -> StorageLog:
         _watch_resizes(self)
@@ -109,6 +114,8 @@ class StorageLog(TorchDispatchMode):
         self._see_all((result,), func)
         if func in self._scratch:
             self._log_scratch(self._scratch[func](args), f"scratch {func}")
+        if self._observer is not None:
+            self._observer(func, args, result)
         return result
 
     def adopt(self, tensors: Iterable[torch.Tensor]) -> set[int]:

@@ -1,0 +1,127 @@
+"""Which cause each storage counts for: what owners claim, and rules for what lives too briefly for them to be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from scaling.ownership import Cause, Owned, Place
+from scaling.storage_log import StorageLog, plain_tensors
+from strategies.estimate import Phase
+
+_DETACH = torch.ops.aten.detach.default
+_ADD = torch.ops.aten.add_.Tensor
+_ALWAYS_DEVICE = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten.clone.default})
+
+
+class Attribution:
+    """Claims on storages, collected while a `StorageLog` runs.
+
+    Strongest first: an owner's claim at a phase boundary, or the same seen in passing (a gradient as autograd
+    accumulates it, a weight as a module uses it); an argument of a collective is a communication bucket; the rest goes
+    by the phase and the place in autograd in which it was made. A storage has one cause for its whole life.
+    """
+
+    def __init__(self, log: StorageLog, *, device_type: str = "cpu", vocab_size: int | None = None) -> None:
+        """`device_type`: where the model is; `vocab_size`: width of the logits, None counts them as activations."""
+        self._log = log
+        self._device_type = device_type
+        self._vocab_size = vocab_size
+        self._claims: dict[int, tuple[Cause, Place]] = {}
+        self._in_collectives: set[int] = set()
+        self._recomputed: set[int] = set()
+        self._outside_autograd: set[int] = set()
+        self._on_host: set[int] = set()
+        self._num_seen = 0
+
+    def claim(self, owned: Iterable[Owned]) -> None:
+        """Record what owners hold now; the first claim on a storage stays."""
+        for item in owned:
+            for number in self._log.adopt([item.tensor]):
+                self._claims.setdefault(number, (item.cause, item.place))
+
+    def observe(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Record what one operator tells about its arguments and about the storages it made."""
+        backward = self._log.phase == Phase.BACKWARD
+        node = torch._C._current_autograd_node() if backward else None
+        if node is not None and node.name() == "torch::autograd::AccumulateGrad" and func in (_DETACH, _ADD):
+            self._claim_tensors(args, Cause.GRADIENTS)
+        elif func.namespace in ("c10d", "_c10d_functional"):
+            self._in_collectives.update(_numbers(self._log, args))
+        else:
+            self._claim_parameters(args)
+        if len(self._log.storages) > self._num_seen:
+            self._describe_new(func, args, backward=backward, in_node=node is not None)
+
+    def cause(self, number: int) -> tuple[Cause, Place] | None:
+        """Return what a storage counts for and in which memory; None where it has no bytes (meta tensors)."""
+        device = self._log.storages[number].device
+        if device not in (self._device_type, "cpu"):
+            return None
+        cause, place = self._claims.get(number) or (self._by_birth(number), self._place_by_birth(number))
+        return cause, place if device == self._device_type else Place.HOST
+
+    def _claim_tensors(self, args: tuple[Any, ...], cause: Cause) -> None:
+        for number in _numbers(self._log, args):
+            self._claims.setdefault(number, (cause, Place.DEVICE))
+
+    def _claim_parameters(self, args: tuple[Any, ...]) -> None:
+        """A weight that no owner holds for long is a gathered one; while the model is made it is the model's."""
+        for arg in args:
+            if type(arg) is torch.nn.Parameter:
+                partitioned = hasattr(arg, "ds_tensor") or self._log.phase != Phase.INITIALISE
+                cause = Cause.GATHERED_PARAMETERS if partitioned else Cause.PARAMETERS
+                self._claim_tensors((arg,), cause)
+
+    def _describe_new(self, func: Any, args: tuple[Any, ...], *, backward: bool, in_node: bool) -> None:
+        new = range(self._num_seen, len(self._log.storages))
+        self._num_seen = len(self._log.storages)
+        if backward and not in_node:
+            self._outside_autograd.update(new)
+        elif backward and torch.is_grad_enabled():  # only a forward inside backward runs with gradients on
+            self._recomputed.update(new)
+        if func not in _ALWAYS_DEVICE and self._all_on_host(args):
+            self._on_host.update(new)
+
+    def _all_on_host(self, args: tuple[Any, ...]) -> bool:
+        numbers = _numbers(self._log, args)
+        return bool(numbers) and all(self._is_on_host(number) for number in numbers)
+
+    def _is_on_host(self, number: int) -> bool:
+        return number in self._on_host or self._claims.get(number, (None, Place.DEVICE))[1] is Place.HOST
+
+    def _place_by_birth(self, number: int) -> Place:
+        return Place.HOST if number in self._on_host else Place.DEVICE
+
+    def _by_birth(self, number: int) -> Cause:
+        storage = self._log.storages[number]
+        if number in self._in_collectives:
+            return Cause.COMMUNICATION_BUCKETS
+        match self._log.events[storage.event].phase:
+            case Phase.OPTIMIZER_STEP:
+                return Cause.STEP_TEMPORARIES
+            case Phase.FORWARD | Phase.EVALUATION | Phase.BACKWARD:
+                return self._of_passes(number, storage.shape)
+        return Cause.OTHER
+
+    def _of_passes(self, number: int, shape: tuple[int, ...]) -> Cause:
+        if self._vocab_size is not None and len(shape) > 1 and shape[-1] == self._vocab_size:
+            return Cause.LOGITS
+        if number in self._recomputed:
+            return Cause.RECOMPUTED_BLOCK
+        if number in self._outside_autograd:
+            return Cause.COMMUNICATION_BUCKETS
+        return Cause.ACTIVATIONS
+
+
+def _numbers(log: StorageLog, values: Iterable[Any]) -> list[int]:
+    """Return the numbers of the storages of tensors with any bytes in nested sequences."""
+    found: list[int] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.extend(number for inner in plain_tensors(value) if (number := log.number(inner)) is not None)
+        elif isinstance(value, (list, tuple)):
+            found.extend(_numbers(log, value))
+    return found
