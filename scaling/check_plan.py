@@ -1,0 +1,119 @@
+"""Can this process run the plan exactly as it is? Everything that can be said before processes meet is said here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from scaling.errors import EngineError, LaunchError
+from scaling.launch_env import LaunchEnvironment
+from strategies.decision import Decision
+from strategies.emit.deepspeed import STAGES, deepspeed_config
+from strategies.emit.files import DEEPSPEED_FILE
+from strategies.errors import PlanError
+from strategies.job import Precision
+from strategies.plan import accumulation_steps
+
+ACCELERATE_CONFIG = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
+
+
+def check_plan(decision: Decision, *, plan_path: Path, launch: LaunchEnvironment, environ: Mapping[str, str]) -> None:
+    """Refuse a plan that these processes cannot run exactly as it is written.
+
+    Raises:
+        ScalingError: names what differs, with both values.
+    """
+    _check_world_size(decision, launch)
+    _check_batch(decision)
+    _check_precision(decision)
+    _check_installed(decision)
+    beside = plan_path.parent / DEEPSPEED_FILE
+    if beside.is_file():
+        check_deepspeed_file(decision, beside)
+    if named := environ.get(ACCELERATE_CONFIG):
+        check_deepspeed_file(decision, Path(named))
+
+
+def check_deepspeed_file(decision: Decision, path: Path) -> None:
+    """Refuse a DeepSpeed JSON that says something else than the plan: two sources must not contradict each other.
+
+    Raises:
+        LaunchError: names the first setting that differs and both values.
+    """
+    try:
+        given = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"cannot read {path}: {error}; write it again with `scaling plan --out`") from error
+    planned = deepspeed_config(decision)
+    if planned is None:
+        raise LaunchError(
+            f"{path} configures DeepSpeed, but the plan's strategy is {decision.plan.strategy}; "
+            f"remove the file, or plan again with --strategy zero1, zero2 or zero3"
+        )
+    for name, in_file, in_plan in _differences(given, planned):
+        raise LaunchError(
+            f"{name} is {in_file} in {path} but {in_plan} in the plan; "
+            f"change the plan with `scaling plan`, which writes both files"
+        )
+
+
+def _check_world_size(decision: Decision, launch: LaunchEnvironment) -> None:
+    if launch.world_size != decision.cluster.gpus:
+        raise LaunchError(
+            f"the plan is for gpus={decision.cluster.gpus}, but world_size={launch.world_size} processes were started; "
+            f"start {decision.cluster.gpus}, or plan again with --gpus {launch.world_size}"
+        )
+
+
+def _check_batch(decision: Decision) -> None:
+    job, plan = decision.job, decision.plan
+    steps = accumulation_steps(
+        global_batch_size=job.global_batch_size,
+        micro_batch_size=plan.micro_batch_size,
+        data_parallel_size=decision.cluster.gpus,
+    )
+    if steps != plan.gradient_accumulation_steps:
+        raise PlanError(
+            f"gradient_accumulation_steps={plan.gradient_accumulation_steps} in the plan, but global_batch_size="
+            f"{job.global_batch_size} / (micro_batch_size={plan.micro_batch_size} * gpus={decision.cluster.gpus}) = "
+            f"{steps}; plan again"
+        )
+
+
+def _check_precision(decision: Decision) -> None:
+    if decision.job.precision is Precision.FP16:
+        raise EngineError(
+            "precision=fp16 cannot be trained yet: it needs loss scaling; plan again with --precision bf16 or fp32"
+        )
+
+
+def _check_installed(decision: Decision) -> None:
+    if decision.plan.strategy in STAGES and importlib.util.find_spec("deepspeed") is None:
+        raise EngineError(
+            f"strategy={decision.plan.strategy} needs DeepSpeed, which is not installed; "
+            f"pip install 'memory-scaling[deepspeed]'"
+        )
+
+
+def _differences(given: Any, planned: Any, name: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yield (dotted name, value in the file, value in the plan) for every setting that is not the same in both."""
+    if isinstance(given, dict) and isinstance(planned, dict):
+        for key in sorted(given.keys() | planned.keys()):
+            inner = f"{name}.{key}" if name else str(key)
+            yield from _differences(given.get(key, _ABSENT), planned.get(key, _ABSENT), inner)
+    elif given != planned or isinstance(given, bool) != isinstance(planned, bool):
+        yield name or "the whole file", _shown(given), _shown(planned)
+
+
+class _Absent:
+    """Stands for a setting that one side does not have."""
+
+
+_ABSENT = _Absent()
+
+
+def _shown(value: Any) -> str:
+    return "absent" if value is _ABSENT else json.dumps(value)

@@ -1,0 +1,33 @@
+"""From the strategy's name to its engine: the one place that knows both."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from scaling.engines.base import Engine
+from scaling.engines.ddp import DdpEngine
+from scaling.engines.deepspeed import DeepSpeedEngine
+from scaling.engines.optimizer import OptimizerSettings
+from scaling.meter import Meter
+from strategies.decision import Decision
+from strategies.plan import StrategyName
+
+ENGINES: dict[StrategyName, type[DdpEngine] | type[DeepSpeedEngine]] = {
+    StrategyName.DDP: DdpEngine,
+    StrategyName.ZERO1: DeepSpeedEngine,
+    StrategyName.ZERO2: DeepSpeedEngine,
+    StrategyName.ZERO3: DeepSpeedEngine,
+}
+
+
+def build_engine(
+    model: nn.Module,
+    *,
+    decision: Decision,
+    settings: OptimizerSettings,
+    device: torch.device,
+    meter: Meter,
+) -> Engine:
+    """Return the engine of the plan's strategy around ``model``, which it may take apart."""
+    return ENGINES[decision.plan.strategy](model, decision=decision, settings=settings, device=device, meter=meter)

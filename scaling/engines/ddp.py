@@ -1,0 +1,118 @@
+"""DDP: every rank holds all model states; gradients are averaged in buckets while backward still runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from scaling.engines.base import Engine
+from scaling.engines.master_weights import MasterWeights
+from scaling.engines.optimizer import OptimizerSettings, make_adamw, split_by_decay
+from scaling.meter import Meter
+from scaling.ownership import Cause, Owned, module_owners
+from strategies.decision import Decision
+from strategies.units import MIB
+
+
+@final
+class DdpEngine(Engine):
+    """torch's DistributedDataParallel, with fp32 masters beside 16-bit weights where the job asks for them."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        decision: Decision,
+        settings: OptimizerSettings,
+        device: torch.device,
+        meter: Meter,
+    ) -> None:
+        super().__init__(model.to(device), device=device, meter=meter)
+        job = decision.job
+        self._max_norm = job.gradient_clipping
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._ddp = DistributedDataParallel(
+            model,
+            device_ids=[device] if device.type == "cuda" else None,
+            bucket_cap_mb=decision.plan.buckets.reduce_bucket_size * job.precision.weight_bytes / MIB,
+            broadcast_buffers=False,  # position tables and the like: equal everywhere and never written
+            gradient_as_bucket_view=True,
+            # Gradients of parameters that took no part are zero, as under ZeRO, instead of an error. It also keeps
+            # the buckets of the first step: new ones in the second would hold all gradients twice for a moment.
+            find_unused_parameters=True,
+        )
+        decayed, undecayed = split_by_decay(model)
+        self._masters = MasterWeights(decayed + undecayed) if job.precision.has_master_weights else None
+        if self._masters:
+            decayed, undecayed = self._masters.of(decayed), self._masters.of(undecayed)
+        self._optimizer = make_adamw(decayed, undecayed, settings)
+
+    def accumulate(self, *, is_last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if is_last else self._ddp.no_sync()
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+
+    def gathered_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.model.named_parameters()
+
+    def owners(self) -> Iterable[Owned]:
+        yield from module_owners(self.model, self._optimizer)
+        for master in self._masters.masters if self._masters else ():
+            yield Owned(Cause.MASTER_WEIGHTS, master)
+            if master.grad is not None:
+                yield Owned(Cause.STEP_TEMPORARIES, master.grad)
+
+    def close(self) -> None:
+        del self._ddp
+
+    def _forward(self, input_ids: torch.Tensor) -> Any:
+        # Without gradients there is nothing to synchronise, and ranks may run different numbers of forwards.
+        module = self._ddp if torch.is_grad_enabled() else self.model
+        return module(input_ids=input_ids)
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def _optimizer_step(self) -> torch.Tensor:
+        gradients = self._complete_gradients()
+        norm = global_norm(gradients)
+        factor = clip_factor(norm, max_norm=self._max_norm) if self._max_norm else None
+        if self._masters:
+            self._masters.step(self._optimizer, gradient_factor=factor)
+        else:
+            if factor is not None:
+                torch._foreach_mul_(gradients, factor)
+            self._optimizer.step()
+        # Zeroed in place, not dropped: they are views of the buckets, and the next window accumulates right there.
+        torch._foreach_zero_(gradients)
+        return norm
+
+    def _complete_gradients(self) -> list[torch.Tensor]:
+        """Return every parameter's gradient; one that took no part on any rank has zeros, as under ZeRO."""
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+
+
+def global_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """Return the 2-norm over all tensors, in fp32."""
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+    total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return total
+
+
+def clip_factor(norm: torch.Tensor, *, max_norm: float) -> torch.Tensor:
+    """Return what gradients are multiplied with so that their norm is at most ``max_norm``.
+
+    Same formula as deepspeed 0.19.8, runtime/zero/stage_1_and_2.py, unscale_and_clip_grads.
+    """
+    return 1.0 / torch.clamp((norm + 1e-6) / max_norm, min=1.0)

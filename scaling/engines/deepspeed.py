@@ -1,0 +1,99 @@
+"""ZeRO-1, 2 and 3 by DeepSpeed: optimizer states, then gradients, then weights are spread over the ranks.
+
+Written against deepspeed 0.19.8. Three of its habits would change the mathematics and are switched off here: it divides
+the loss by the accumulation count (`scale_wrt_gas`), it counts micro batches itself to find the end of a window (wrong
+for a short last window), and it steps schedulers it is given (it is given none).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from scaling.engines.base import Engine
+from scaling.engines.optimizer import OptimizerSettings, make_adamw, split_by_decay
+from scaling.meter import Meter
+from scaling.ownership import Owned, deepspeed_owners
+from strategies.decision import Decision
+from strategies.emit.deepspeed import deepspeed_config
+from strategies.plan import StrategyName
+
+
+@final
+class DeepSpeedEngine(Engine):
+    """A deepspeed.DeepSpeedEngine whose accumulation, scaling and schedule the trainer owns."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        decision: Decision,
+        settings: OptimizerSettings,
+        device: torch.device,
+        meter: Meter,
+    ) -> None:
+        super().__init__(model, device=device, meter=meter)
+        deepspeed = import_deepspeed(device)
+        config = deepspeed_config(decision)
+        deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
+        self._shards_parameters = decision.plan.strategy is StrategyName.ZERO3
+        decayed, undecayed = split_by_decay(model)
+        if self._shards_parameters:
+            # Tensor by tensor, so that the device never holds the whole model, as it would during initialize().
+            deepspeed.zero.Init(module=model, config_dict_or_path=config)
+            self._gather = deepspeed.zero.GatheredParameters
+        self._optimizer = make_adamw(decayed, undecayed, settings)
+        self._engine, *_ = deepspeed.initialize(model=model, optimizer=self._optimizer, config=config)
+
+    @contextmanager
+    def accumulate(self, *, is_last: bool) -> Iterator[None]:
+        self._engine.set_gradient_accumulation_boundary(is_last)
+        yield
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+
+    def gathered_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self.model.named_parameters():
+            if self._shards_parameters:
+                with self._gather([parameter]):
+                    yield name, parameter.data
+            else:
+                yield name, parameter.data
+
+    def owners(self) -> Iterable[Owned]:
+        return deepspeed_owners(self._engine)
+
+    def close(self) -> None:
+        self._engine.destroy()
+
+    def _forward(self, input_ids: torch.Tensor) -> Any:
+        return self._engine(input_ids=input_ids)
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        self._engine.backward(loss, scale_wrt_gas=False)
+
+    def _optimizer_step(self) -> torch.Tensor:
+        self._engine.step()
+        # A step that DeepSpeed skipped because of an infinite norm leaves the norm of an earlier step behind.
+        norm = self._engine.get_global_grad_norm() if self._engine.was_step_applied() else float("inf")
+        return torch.as_tensor(norm, dtype=torch.float32, device=self.device)
+
+
+def import_deepspeed(device: torch.device) -> Any:
+    """Return the deepspeed module, told to use ``device`` and to log to stderr, where results do not go."""
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    import deepspeed
+
+    for handler in logging.getLogger("DeepSpeed").handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(sys.stderr)
+    return deepspeed

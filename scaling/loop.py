@@ -1,0 +1,67 @@
+"""One optimizer step and one evaluation, the same lines for every strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from scaling.batch import Batch
+from scaling.engines.base import Engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """Outcome of one optimizer step, equal on all ranks; scalars on the device until read."""
+
+    mean_loss: torch.Tensor
+    """Nats per token over the whole global batch, before the update."""
+    grad_norm: torch.Tensor
+    """Global 2-norm before clipping."""
+    num_tokens: torch.Tensor
+    """Tokens the loss was taken over, all ranks."""
+
+
+def train_step(engine: Engine, micro_batches: Sequence[Batch]) -> StepResult:
+    """Run one optimizer step over this rank's micro batches; the engine alone knows how gradients are synchronised."""
+    num_tokens = engine.sum_over_ranks(sum(batch.num_loss_tokens for batch in micro_batches))
+    # Dividing by the tokens of the whole global batch makes every cut of it the same; the factor undoes the mean over
+    # ranks. At least one, so that a batch without a single label gives zero gradients, not NaN.
+    weight = engine.data_parallel_size / num_tokens.clamp(min=1)
+    loss_sum = engine.zero_scalar()  # stays on the device: reading it per micro batch would stall the GPU
+    for index, batch in enumerate(micro_batches):
+        with engine.accumulate(is_last=index == len(micro_batches) - 1):
+            loss = engine.loss_sum(batch)
+            engine.backward(loss * weight)
+        loss_sum += loss.detach()
+    grad_norm = engine.optimizer_step()
+    mean_loss = engine.sum_over_ranks(loss_sum) / num_tokens.clamp(min=1)
+    return StepResult(mean_loss=mean_loss, grad_norm=grad_norm, num_tokens=num_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationResult:
+    """Loss on held-out samples, equal on all ranks."""
+
+    mean_loss: float
+    """Nats per token over all samples, each counted once."""
+    num_tokens: int
+
+
+def evaluate(engine: Engine, batches: Iterable[Batch]) -> EvaluationResult:
+    """Return the loss over this and every other rank's batches, weighted by tokens.
+
+    Every rank must bring equally many batches (weightless ones to fill up): a sharded forward is a collective.
+    """
+    engine.model.eval()
+    loss_sum, num_tokens = engine.zero_scalar(), 0
+    with torch.no_grad():
+        for batch in batches:
+            loss_sum += engine.loss_sum(batch)
+            num_tokens += batch.num_loss_tokens
+    engine.model.train()
+    all_tokens = int(engine.sum_over_ranks(num_tokens))
+    return EvaluationResult(
+        mean_loss=float(engine.sum_over_ranks(loss_sum)) / max(all_tokens, 1), num_tokens=all_tokens
+    )

@@ -1,0 +1,216 @@
+"""What a run reports: one JSON line a step, a progress bar, and a summary with predicted beside measured memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from scaling.meter import Measurement
+from strategies.decision import Decision
+from strategies.estimate import MemoryProfile
+from strategies.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One line of metrics.jsonl after an optimizer step."""
+
+    step: int
+    """Optimizer steps done."""
+    loss: float
+    """Nats per token over the global batch, before the update."""
+    grad_norm: float
+    """Global 2-norm before clipping."""
+    lr: float
+    tokens_per_s: float
+    """Tokens of the global batch, all ranks, over the step's time."""
+    step_time_s: float
+    epoch: float
+    """Passes over the data so far."""
+    peak_allocated_bytes: int | None
+    """Highest so far on any rank; on a CPU over the metered steps; None where none was metered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRecord:
+    """One line of metrics.jsonl after an evaluation."""
+
+    step: int
+    eval_loss: float
+    """Nats per token."""
+    eval_tokens: int
+    eval_time_s: float
+
+
+Record = StepRecord | EvaluationRecord
+
+
+class MetricsFile:
+    """Appends records as JSON lines, each complete on disk before the next step begins."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def write(self, record: Record) -> None:
+        self._file.write(json.dumps(dataclasses.asdict(record)) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Progress:
+    """A bar on stderr with the last loss and speed; only the main rank makes one."""
+
+    def __init__(self, *, num_steps: int) -> None:
+        from tqdm import tqdm
+
+        self._bar = tqdm(total=num_steps, unit="step", file=sys.stderr, dynamic_ncols=True, mininterval=1.0)
+
+    def show(self, record: Record) -> None:
+        match record:
+            case StepRecord():
+                text = f"loss {record.loss:.4f}, {record.tokens_per_s:,.0f} tokens/s"
+                self._bar.set_postfix_str(text, refresh=False)
+                self._bar.update()
+            case EvaluationRecord():
+                self._bar.write(f"step {record.step}: eval_loss {record.eval_loss:.4f}", file=sys.stderr)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+class Reporter:
+    """Where the main rank sends its records; a context, so that file and bar are closed in every case."""
+
+    def __init__(self, metrics: Path, *, num_steps: int) -> None:
+        self._file = MetricsFile(metrics)
+        self._progress = Progress(num_steps=num_steps)
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        self._progress.close()
+
+    def add(self, record: Record) -> None:
+        self._file.write(record)
+        self._progress.show(record)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """summary.json: the outcome of a finished run."""
+
+    model: str
+    strategy: str
+    world_size: int
+    initial_weights: str
+    steps: int
+    first_loss: float
+    final_loss: float
+    final_eval_loss: float | None
+    tokens: int
+    """Trained on, all ranks."""
+    train_time_s: float
+    tokens_per_s: float
+    """Median over the steps that were not metered, all ranks."""
+    step_time_s: float
+    """Median over the same steps."""
+    predicted_peak_bytes: int
+    """Live tensors of the rank that holds most, from the plan."""
+    measured_peak_bytes: int | None
+    """The same, measured; None where nothing was metered."""
+    measured_over_predicted: float | None
+    measured_peak_reserved_bytes: int | None
+    """What the caching allocator held; None on a CPU."""
+    metered_steps: int
+    predicted: MemoryProfile
+    measured: MemoryProfile | None
+    """Highest moment of every phase that was metered, for the rank with the highest peak."""
+    final_model: str
+    data_hash: str
+    versions: dict[str, str]
+
+    def lines(self) -> list[str]:
+        """Return the outcome as lines to print."""
+        evaluated = f", eval_loss {self.final_eval_loss:.4f}" if self.final_eval_loss is not None else ""
+        losses = f"loss {self.first_loss:.4f} -> {self.final_loss:.4f}{evaluated}"
+        return [
+            f"{self.model} under {self.strategy} on {self.world_size} ranks, {self.initial_weights}",
+            f"{self.steps} steps, {losses}, {self.tokens_per_s:,.0f} tokens/s",
+            self._memory_line(),
+            f"model in {self.final_model}, opened with from_pretrained and equal to the trained weights",
+        ]
+
+    def _memory_line(self) -> str:
+        predicted = f"peak memory per rank: predicted {format_bytes(self.predicted_peak_bytes)}"
+        if self.measured_peak_bytes is None or self.measured_over_predicted is None:
+            return f"{predicted}, not measured"
+        measured = f"measured {format_bytes(self.measured_peak_bytes)} over {self.metered_steps} steps"
+        return f"{predicted}, {measured}: measured / predicted = {self.measured_over_predicted:.3f}"
+
+
+def summarise(
+    records: Sequence[Record],
+    *,
+    decision: Decision,
+    initial_weights: str,
+    measurement: Measurement | None,
+    train_time_s: float,
+    final: Path,
+    data_hash: str,
+) -> Summary:
+    """Return the summary of a finished run; ``measurement`` is that of the rank with the highest peak."""
+    steps = [record for record in records if isinstance(record, StepRecord)]
+    evaluations = [record for record in records if isinstance(record, EvaluationRecord)]
+    metered_steps = measurement.num_steps if measurement else 0
+    typical = steps[metered_steps:] or steps  # metering slows a step
+    predicted = decision.estimate.peak_allocated_bytes
+    measured = steps[-1].peak_allocated_bytes
+    return Summary(
+        model=decision.model,
+        strategy=decision.plan.strategy.value,
+        world_size=decision.cluster.gpus,
+        initial_weights=initial_weights,
+        steps=len(steps),
+        first_loss=steps[0].loss,
+        final_loss=steps[-1].loss,
+        final_eval_loss=evaluations[-1].eval_loss if evaluations else None,
+        tokens=len(steps) * decision.job.tokens_per_step,
+        train_time_s=train_time_s,
+        tokens_per_s=statistics.median(record.tokens_per_s for record in typical),
+        step_time_s=statistics.median(record.step_time_s for record in typical),
+        predicted_peak_bytes=predicted,
+        measured_peak_bytes=measured,
+        measured_over_predicted=measured / predicted if measured else None,
+        measured_peak_reserved_bytes=measurement.peak_reserved_bytes if measurement else None,
+        metered_steps=metered_steps,
+        predicted=decision.estimate.memory,
+        measured=measurement.device() if measurement else None,
+        final_model=str(final),
+        data_hash=data_hash,
+        versions=versions(),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of every library whose behaviour a run depends on."""
+    import platform
+    from importlib import metadata
+
+    found = {"python": platform.python_version()}
+    for name in ("memory-scaling", "torch", "transformers", "deepspeed", "accelerate", "datasets"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found

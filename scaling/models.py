@@ -1,0 +1,140 @@
+"""From the plan's model to an `nn.Module` with its first weights, equal on every rank and under every strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from scaling.errors import ModelError
+from scaling.train_config import Init
+from strategies.decision import Decision
+from strategies.job import Precision
+from strategies.load_model import ResolvedModel
+from strategies.plan import ActivationCheckpointing
+
+DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitialWeights:
+    """Where the first weights come from, settled."""
+
+    folder: Path | None
+    """Holds pretrained weights; None for random ones."""
+
+    def __str__(self) -> str:
+        return f"pretrained weights from {self.folder}" if self.folder else "random weights"
+
+
+def choose_weights(resolved: ResolvedModel, *, init: Init) -> InitialWeights:
+    """Return where the weights of ``resolved`` come from under ``init``.
+
+    Raises:
+        ModelError: pretrained weights are asked for and there are none.
+    """
+    folder = resolved.folder
+    has_weights = folder is not None and any((folder / name).is_file() for name in WEIGHT_FILES)
+    if init is Init.PRETRAINED and not has_weights:
+        place = f"folder {folder}" if folder else resolved.origin
+        raise ModelError(
+            f"init=pretrained, but model {resolved.name} ({place}) comes without weights "
+            f"({', '.join(WEIGHT_FILES)}); give a folder that holds them, or init=random"
+        )
+    return InitialWeights(folder=folder if has_weights and init is not Init.RANDOM else None)
+
+
+def build_config(resolved: ResolvedModel) -> Any:
+    """Return the transformers configuration object.
+
+    Raises:
+        ModelError: transformers has no causal language model of this type, or training one would mean another loss.
+    """
+    model_type = str(resolved.config.get("model_type"))
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ModelError(
+            f"model {resolved.name} has model_type={model_type!r}, which transformers {transformers.__version__} does "
+            f"not build as a causal language model; only those can be trained"
+        )
+    try:
+        config = transformers.AutoConfig.for_model(**_without_code(resolved.config))
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"model {resolved.name}: transformers refuses its config: {error}; correct it") from error
+    text_config = config.get_text_config()
+    if model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(text_config, "is_decoder", True):
+        raise ModelError(
+            f"model {resolved.name} ({model_type}) sees the tokens it is to predict (is_decoder=False), so it is no "
+            f"causal language model; set is_decoder=true in its config.json to train it as one"
+        )
+    if getattr(text_config, "output_router_logits", False):
+        raise ModelError(
+            f"model {resolved.name} has output_router_logits=True: its router loss is a mean over one micro batch, so "
+            f"training would depend on how batches are cut; set output_router_logits=false in its config.json"
+        )
+    return config
+
+
+def build_model(config: Any, weights: InitialWeights, *, decision: Decision, seed: int) -> torch.nn.Module:
+    """Return the model on the CPU in the plan's weight format, ready for an engine.
+
+    The same seed gives the same random weights in every process, whatever the strategy and the number of ranks.
+
+    Raises:
+        ModelError: transformers cannot build it, or it has another number of parameters than was planned for.
+    """
+    options = {"dtype": DTYPES[decision.job.precision], "attn_implementation": "sdpa"}
+    torch.manual_seed(seed)
+    try:
+        if weights.folder:
+            model = transformers.AutoModelForCausalLM.from_pretrained(weights.folder, config=config, **options)
+        else:
+            model = transformers.AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, RuntimeError, NotImplementedError) as error:
+        raise ModelError(f"model {decision.model} cannot be built: {_one_line(error)}; correct its config") from error
+    _check_num_params(model, decision)
+    model.config.use_cache = False  # keys and values of earlier tokens serve generation only
+    if decision.plan.activation_checkpointing is ActivationCheckpointing.FULL:
+        _checkpoint_activations(model, name=decision.model)
+    model.train()
+    return model
+
+
+def _check_num_params(model: torch.nn.Module, decision: Decision) -> None:
+    num_params = sum(parameter.numel() for parameter in model.parameters())
+    if num_params != decision.num_params:
+        raise ModelError(
+            f"model {decision.model} has num_params={num_params}, but the plan was made for num_params="
+            f"{decision.num_params}; plan again for the model as it is now"
+        )
+
+
+def _checkpoint_activations(model: Any, *, name: str) -> None:
+    # transformers 5.24 renamed the method; the old name works until version 6.
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+    try:
+        enable({"use_reentrant": False})
+    except ValueError as error:
+        raise ModelError(
+            f"activation_checkpointing=full, but model {name} does not support it: {_one_line(error)}; "
+            f"plan with --activation-checkpointing none"
+        ) from error
+
+
+def _without_code(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config without the entries that name Python files to run: only the library's own code is used."""
+    return {name: value for name, value in config.items() if name not in ("auto_map", "trust_remote_code")}
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,159 @@
+"""`TrainConfig`: what one training run does. A flag wins over ``--set``, that over the run file, that over defaults."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from scaling.errors import ConfigError
+from scaling.schedule import ScheduleName
+
+
+class Init(StrEnum):
+    """Where the first weights come from."""
+
+    AUTO = "auto"
+    """Pretrained where the model's folder holds weights, else random."""
+    RANDOM = "random"
+    PRETRAINED = "pretrained"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """What to train on, for how long and how; the plan alone says under which strategy and in which batches."""
+
+    plan: Path
+    """plan.json as `scaling plan --out` writes it."""
+    out: Path
+    """Folder for metrics.jsonl, summary.json and the trained model in final/."""
+    data: str = "builtin:python"
+    """Text, JSONL or Parquet file, folder, glob or dataset name; builtin:python is the standard library's source."""
+    tokenizer: str = "bytes"
+    """Tokenizer folder or hub id; bytes needs no download."""
+    text_column: str | None = None
+    """Column that holds the text, for JSONL, Parquet and datasets."""
+    steps: int
+    """Optimizer steps."""
+    learning_rate: float = 3e-4
+    """Highest learning rate, reached after the warm-up."""
+    schedule: ScheduleName = ScheduleName.COSINE
+    """How the learning rate falls after the warm-up."""
+    warmup_steps: int = 0
+    """Optimizer steps in which the learning rate rises linearly from zero."""
+    weight_decay: float = 0.01
+    """Decoupled decay of matrices; norms, biases and other 1-d tensors never decay."""
+    seed: int = 0
+    """Of initial weights, sample order and dropout."""
+    eval_every: int = 0
+    """Evaluate after every so many steps and at the end; 0 never."""
+    eval_batches: int = 8
+    """Global batches of held-out samples per evaluation."""
+    eval_fraction: float = 0.01
+    """Share of the data that is held out when eval_every is above zero."""
+    init: Init = Init.AUTO
+    """First weights: auto, random or pretrained."""
+    overwrite: bool = False
+    """Move an earlier run in the out folder aside instead of refusing."""
+    measure_steps: int = 3
+    """On a CPU, optimizer steps whose memory is metered (metering slows them); CUDA counts always."""
+    timeout_s: int = 1800
+    """Seconds a collective may take before a rank gives up on the others."""
+
+    def __post_init__(self) -> None:
+        if problems := _size_problems({field.name: getattr(self, field.name) for field in fields(self)}):
+            raise ConfigError("; ".join(problems))
+
+
+FIELD_NAMES = tuple(field.name for field in fields(TrainConfig))
+
+
+def resolve(*, flags: Mapping[str, Any], assignments: Sequence[str], file: Path | None) -> TrainConfig:
+    """Return the one configuration that flags, ``name=value`` assignments and a YAML run file add up to.
+
+    Raises:
+        ConfigError: names every unknown key, missing value and value of the wrong type or size at once.
+    """
+    problems: list[str] = []
+    values: dict[str, Any] = {}
+    layers = [*([_read_run_file(file)] if file else []), _parse_assignments(assignments, problems), flags]
+    for layer in layers:
+        values |= {name.replace("-", "_"): value for name, value in layer.items()}
+    problems += [_unknown(name) for name in values if name not in FIELD_NAMES]
+    checked = _validate(values, problems)
+    problems += _size_problems(checked)
+    if problems:
+        raise ConfigError("; ".join(problems))
+    return TrainConfig(**checked)
+
+
+def _read_run_file(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read config={path}: {error}; give the path of a YAML file") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"config={path} is not YAML: {' '.join(str(error).split())}; correct it") from error
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise ConfigError(f"config={path} is not a list of `name: value` lines; write for instance `steps: 100`")
+    return content
+
+
+def _parse_assignments(assignments: Sequence[str], problems: list[str]) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if equals:
+            values[name.strip()] = value.strip()
+        else:
+            problems.append(f"--set {assignment} has no '='; write --set name=value")
+    return values
+
+
+def _unknown(name: str) -> str:
+    close = difflib.get_close_matches(name, FIELD_NAMES, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(FIELD_NAMES)}"
+    return f"unknown setting {name!r}; {hint}"
+
+
+def _size_problems(values: Mapping[str, Any]) -> list[str]:
+    problems = []
+    for name in ("steps", "learning_rate", "eval_batches", "timeout_s"):
+        if name in values and not 0 < values[name] < math.inf:
+            problems.append(f"{name}={values[name]} must be above zero")
+    for name in ("warmup_steps", "weight_decay", "seed", "eval_every", "measure_steps"):
+        if name in values and not 0 <= values[name] < math.inf:
+            problems.append(f"{name}={values[name]} must not be negative")
+    if values.get("warmup_steps", 0) > values.get("steps", math.inf):
+        problems.append(f"warmup_steps={values['warmup_steps']} is more than steps={values['steps']}; lower it")
+    if not 0 < (share := values.get("eval_fraction", 0.5)) < 1:
+        problems.append(f"eval_fraction={share} must lie between 0 and 1")
+    return problems
+
+
+def _validate(given: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    """Return the values that have the right type, and add the others to ``problems``."""
+    from pydantic import TypeAdapter, ValidationError
+
+    types = get_type_hints(TrainConfig)
+    values: dict[str, Any] = {}
+    for field in fields(TrainConfig):
+        if field.name not in given:
+            if field.default is MISSING:
+                problems.append(f"{field.name} is missing; give it with --{field.name.replace('_', '-')}")
+            continue
+        value = given[field.name]
+        if isinstance(value, bool) and types[field.name] is not bool:
+            problems.append(f"{field.name}={value!r} must not be true or false")
+            continue
+        try:
+            values[field.name] = TypeAdapter(types[field.name]).validate_python(value)
+        except ValidationError as error:
+            problems.append(f"{field.name}={value!r}: {error.errors()[0]['msg']}")
+    return values

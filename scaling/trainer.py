@@ -1,0 +1,73 @@
+"""The run over optimizer steps: learning rate, step, evaluation, records. No strategy is named here."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+
+from scaling.engines.base import Engine
+from scaling.errors import TrainingError
+from scaling.loop import evaluate, train_step
+from scaling.memory_watch import MemoryWatch
+from scaling.metrics import EvaluationRecord, Record, StepRecord
+from scaling.schedule import learning_rate_at
+from scaling.train_config import TrainConfig
+from scaling.training_data import TrainingData
+
+
+def train(engine: Engine, data: TrainingData, config: TrainConfig, *, watch: MemoryWatch) -> Iterator[Record]:
+    """Yield a record after every optimizer step and every evaluation, the same on all ranks.
+
+    Raises:
+        TrainingError: loss or gradient norm is not finite, or a global batch has nothing to learn from.
+    """
+    for step in range(config.steps):
+        yield _step(engine, data, config, watch=watch, step=step)
+        is_last = step + 1 == config.steps
+        if config.eval_every and (is_last or (step + 1) % config.eval_every == 0):
+            yield _evaluation(engine, data, step=step + 1)
+
+
+def _step(engine: Engine, data: TrainingData, config: TrainConfig, *, watch: MemoryWatch, step: int) -> StepRecord:
+    start = time.perf_counter()
+    learning_rate = learning_rate_at(
+        step,
+        peak=config.learning_rate,
+        schedule=config.schedule,
+        warmup_steps=config.warmup_steps,
+        num_steps=config.steps,
+    )
+    engine.set_learning_rate(learning_rate)
+    result = train_step(engine, data.micro_batches(step, rank=engine.rank, world_size=engine.data_parallel_size))
+    loss, grad_norm = float(result.mean_loss), float(result.grad_norm)  # waits for the device, so the time is right
+    step_time_s = time.perf_counter() - start
+    if not int(result.num_tokens):
+        raise TrainingError(f"step {step + 1}: no token of the global batch has a label; check the data")
+    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        raise TrainingError(
+            f"step {step + 1}: loss={loss}, grad_norm={grad_norm}, learning_rate={learning_rate:g}; the weights are no "
+            f"longer usable and were not saved: lower the learning rate or lengthen the warm-up"
+        )
+    watch.steps_done(step + 1)
+    return StepRecord(
+        step=step + 1,
+        loss=loss,
+        grad_norm=grad_norm,
+        lr=learning_rate,
+        tokens_per_s=data.order.global_batch_size * data.train.seq_len / step_time_s,
+        step_time_s=step_time_s,
+        epoch=data.order.epoch(step + 1),
+        peak_allocated_bytes=int(engine.max_over_ranks(watch.peak_bytes())) or None,
+    )
+
+
+def _evaluation(engine: Engine, data: TrainingData, *, step: int) -> EvaluationRecord:
+    start = time.perf_counter()
+    result = evaluate(engine, data.evaluation_batches(rank=engine.rank, world_size=engine.data_parallel_size))
+    return EvaluationRecord(
+        step=step,
+        eval_loss=result.mean_loss,
+        eval_tokens=result.num_tokens,
+        eval_time_s=time.perf_counter() - start,
+    )

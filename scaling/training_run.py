@@ -1,0 +1,168 @@
+"""One training run: everything checked, then the processes meet, train, and leave a model behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from scaling.check_plan import check_plan
+from scaling.device import choose_device
+from scaling.engines.base import Engine
+from scaling.engines.build import build_engine
+from scaling.engines.optimizer import OptimizerSettings
+from scaling.errors import TrainingError
+from scaling.export import export_model, gather_state
+from scaling.launch_env import LaunchEnvironment, join_process_group
+from scaling.memory_watch import MemoryWatch
+from scaling.metrics import Record, Reporter, Summary, summarise
+from scaling.models import InitialWeights, build_config, build_model, choose_weights
+from scaling.ranks import together
+from scaling.run_folder import CONFIG_FILE, FINAL_FOLDER, METRICS_FILE, SUMMARY_FILE, check_run_folder, open_run_folder
+from scaling.train_config import TrainConfig
+from scaling.trainer import train
+from scaling.training_data import TrainingData, open_training_data
+from strategies.decision import Decision
+from strategies.estimate import Phase
+from strategies.load_model import resolve_model
+from strategies.serialize import read_json, to_json
+from strategies.units import format_bytes
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What a rank has settled by itself: from here on only other ranks and the hardware can fail it."""
+
+    decision: Decision
+    device: torch.device
+    model_config: Any
+    weights: InitialWeights
+    data: TrainingData
+
+
+def prepare(config: TrainConfig, launch: LaunchEnvironment, *, environ: Mapping[str, str]) -> Prepared:
+    """Return everything that a run needs and that can be found without the other ranks.
+
+    Raises:
+        ScalingError: plan, launch, model, data or out folder are wrong; nothing has been written yet.
+    """
+    decision = read_json(Decision, config.plan)
+    check_plan(decision, plan_path=config.plan, launch=launch, environ=environ)
+    check_run_folder(config.out, plan=config.plan, overwrite=config.overwrite)
+    device = choose_device(decision, launch)
+    resolved = resolve_model(decision.model)
+    model_config = build_config(resolved)
+    weights = choose_weights(resolved, init=config.init)
+    vocab_size = model_config.get_text_config().vocab_size
+    data = open_training_data(config, decision, vocab_size=vocab_size, show_progress=launch.is_main)
+    return Prepared(decision=decision, device=device, model_config=model_config, weights=weights, data=data)
+
+
+def run(prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment) -> Summary:
+    """Train, export, and return the summary, which every rank has.
+
+    Raises:
+        ScalingError: some rank cannot go on; every rank raises then or is ended by its launcher.
+    """
+    join_process_group(launch, device=prepared.device, timeout_s=config.timeout_s)
+    try:
+        return _run(prepared, config, launch)
+    except torch.OutOfMemoryError as error:
+        predicted = format_bytes(prepared.decision.estimate.peak_allocated_bytes)
+        raise TrainingError(
+            f"rank {launch.rank} ran out of device memory (predicted peak {predicted}); plan again with a smaller "
+            f"--gpu-memory-gib. The allocator says: {' '.join(str(error).split())}"
+        ) from error
+    finally:
+        dist.destroy_process_group()
+
+
+def _run(prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment) -> Summary:
+    watch = MemoryWatch(
+        device=prepared.device,
+        launch=launch,
+        num_steps=min(config.measure_steps, config.steps),
+        vocab_size=prepared.model_config.get_text_config().vocab_size,
+    )
+    engine = _start_engine(prepared, config, watch)
+    together(partial(_open_folder, config, launch))
+    start = time.perf_counter()
+    records = _train(engine, prepared.data, config, watch=watch)
+    train_time_s = time.perf_counter() - start
+    watch.stop()
+    final = config.out / FINAL_FOLDER
+    _export(engine, prepared.data, folder=final)
+    summary = summarise(
+        records,
+        decision=prepared.decision,
+        initial_weights=str(prepared.weights),
+        measurement=watch.highest_of_all_ranks(),
+        train_time_s=train_time_s,
+        final=final,
+        data_hash=prepared.data.content_hash,
+    )
+    engine.close()
+    together(partial(_write_if_main, config.out / SUMMARY_FILE, to_json(summary), launch))
+    return summary
+
+
+def _start_engine(prepared: Prepared, config: TrainConfig, watch: MemoryWatch) -> Engine:
+    decision = prepared.decision
+    model = together(partial(build_model, prepared.model_config, prepared.weights, decision=decision, seed=config.seed))
+    logger.info("%s: %s, %s parameters", decision.model, prepared.weights, f"{decision.num_params:,}")
+    watch.meter.start()
+    with watch.meter.phase(Phase.INITIALISE):
+        engine = build_engine(
+            model,
+            decision=decision,
+            settings=OptimizerSettings(weight_decay=config.weight_decay),
+            device=prepared.device,
+            meter=watch.meter,
+        )
+    watch.meter.attach(engine.owners)
+    torch.manual_seed(config.seed + 1 + engine.rank)  # dropout: another one on every rank
+    return engine
+
+
+def _train(engine: Engine, data: TrainingData, config: TrainConfig, *, watch: MemoryWatch) -> list[Record]:
+    records: list[Record] = []
+    is_main = engine.rank == 0
+    with Reporter(config.out / METRICS_FILE, num_steps=config.steps) if is_main else nullcontext() as reporter:
+        for record in train(engine, data, config, watch=watch):
+            records.append(record)
+            if reporter is not None:
+                reporter.add(record)
+    return records
+
+
+def _export(engine: Engine, data: TrainingData, *, folder: Path) -> None:
+    state = gather_state(engine)
+
+    def write() -> None:
+        if state is not None:  # the main rank
+            export_model(engine.model, state, data.tokenizer, folder=folder)
+
+    together(write)
+
+
+def _open_folder(config: TrainConfig, launch: LaunchEnvironment) -> None:
+    if launch.is_main:
+        open_run_folder(config.out)
+    _write_if_main(config.out / CONFIG_FILE, json.dumps(dataclasses.asdict(config), indent=2, default=str), launch)
+
+
+def _write_if_main(path: Path, text: str, launch: LaunchEnvironment) -> None:
+    if launch.is_main:
+        path.write_text(text)
