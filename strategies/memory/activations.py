@@ -8,7 +8,7 @@ term is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strategies.errors import SpecError
 from strategies.job import Precision
@@ -35,6 +35,14 @@ class BlockForm:
     """One fp32 number a token for each norm, two for a LayerNorm."""
     hidden_fp32: int
     """The coefficient of ``hidden`` when weights and activations are fp32."""
+    query_key_norm: int = 0
+    """Per query and key unit, on top: norms on the heads."""
+    query_key_norm_fp32: int = 0
+    layer_norm: bool = False
+    """LayerNorm keeps two numbers a token (mean, rstd), in the input's format on a CPU; RMSNorm one in fp32."""
+    shifted_norms: int = 0
+    """Gemma's norms scale by 1 + weight and keep that sum in fp32: norms of hidden width."""
+    shifted_head_norms: int = 0
     dropouts: int = 0
     """Dropout layers on the residual stream: one mask byte per hidden unit each, included in ``hidden``."""
     final: int = 8
@@ -42,8 +50,8 @@ class BlockForm:
     final_fp32: int = 12
     embedding_dropouts: int = 0
     """Included in ``final``, like ``dropouts``."""
-    rotary: bool = True
-    """Keeps sine and cosine of every position once."""
+    rotary: float = 1.0
+    """Share of each head that is rotated: its sines and cosines are kept once."""
 
 
 # fp32 columns: the fp32 copies that norms make of 16-bit inputs fall away, the residual stream itself is kept instead.
@@ -53,28 +61,45 @@ FORMS: dict[str, BlockForm] = {
     "mistral": _LLAMA,
     "mixtral": _LLAMA,
     "qwen2": _LLAMA,
-    "qwen3": BlockForm(hidden=16, query=10, key_value=10, mlp=8, heads=8, key_value_heads=4, hidden_fp32=24),
-    "gemma": BlockForm(hidden=20, query=4, key_value=4, mlp=8, hidden_fp32=24, final=10),
+    "qwen3": replace(_LLAMA, heads=8, key_value_heads=4, query_key_norm=6, query_key_norm_fp32=8),
+    "gemma": replace(_LLAMA, hidden=20, final=10, shifted_norms=2),
     "gemma3_text": BlockForm(
-        hidden=36, query=12, key_value=12, mlp=8, heads=8, key_value_heads=4, constant=16, hidden_fp32=40, final=10
+        hidden=36,
+        query=4,
+        key_value=4,
+        mlp=8,
+        heads=8,
+        key_value_heads=4,
+        constant=16,
+        hidden_fp32=40,
+        query_key_norm=8,
+        query_key_norm_fp32=8,
+        shifted_norms=4,
+        shifted_head_norms=2,
+        final=10,
     ),
-    "phi3": BlockForm(hidden=18, query=6, key_value=6, mlp=8, hidden_fp32=24),
+    "phi3": BlockForm(hidden=18, query=6, key_value=6, mlp=8, hidden_fp32=28),
     "gpt2": BlockForm(
         hidden=18,
         mlp=10,
         constant=16,
         hidden_fp32=34,
+        layer_norm=True,
         dropouts=2,
         final=5,
         final_fp32=9,
         embedding_dropouts=1,
-        rotary=False,
+        rotary=0,
     ),
-    "gpt_neox": BlockForm(hidden=20, mlp=4, constant=16, hidden_fp32=40, final=4, final_fp32=8),
-    "opt": BlockForm(hidden=18, mlp=2, constant=16, hidden_fp32=34, dropouts=2, final=4, final_fp32=8, rotary=False),
+    "gpt_neox": BlockForm(
+        hidden=20, mlp=4, constant=16, hidden_fp32=40, layer_norm=True, final=4, final_fp32=8, rotary=0.25
+    ),
+    "opt": BlockForm(
+        hidden=18, mlp=2, constant=16, hidden_fp32=34, layer_norm=True, dropouts=2, final=4, final_fp32=8, rotary=0
+    ),
 }
-TOKEN_BYTES = 28
-"""Token ids, labels, moved labels (int64), one fp32 number of the last norm, rounding: 26 to 40 in the traces."""
+TOKEN_BYTES = 20
+"""Token ids and moved labels (int64), one fp32 number of the last norm; within 24 bytes a token for every family."""
 
 
 def block_activations(spec: ModelSpec, *, num_tokens: int, precision: Precision, on_cpu: bool = False) -> int:
@@ -82,29 +107,29 @@ def block_activations(spec: ModelSpec, *, num_tokens: int, precision: Precision,
 
     Fused attention; nothing quadratic in the sequence length. Holds for the families in ``FORMS``; not for masks
     (padding, sliding windows shorter than the sequence), which CUDA's kernels expand per layer.
-    ``on_cpu`` counts torch's CPU kernels instead: keys and values repeated to all heads, dropout noise in full width.
+    ``on_cpu`` counts torch's CPU kernels instead: dropout noise in full width, LayerNorm statistics in the input's
+    format. Dropout on the attention weights makes a CPU fall back to quadratic attention; that is not counted.
 
     Raises:
         SpecError: no closed form for this family.
     """
     form = _form(spec)
-    wide = precision.weight_bytes // 2
-    hidden = form.hidden_fp32 if precision is Precision.FP32 else form.hidden
+    fp32, wide = precision is Precision.FP32, precision.weight_bytes // 2
+    hidden = form.hidden_fp32 if fp32 else form.hidden
     hidden += form.dropouts * _cpu_noise_bytes(precision) if on_cpu else 0
-    key_value = form.key_value
-    query = form.query
-    if on_cpu and spec.num_key_value_heads < spec.num_attention_heads:
-        query, key_value = query + 4, key_value - 4
+    head_norm = form.query_key_norm_fp32 if fp32 else form.query_key_norm
+    narrow_statistics = form.layer_norm and on_cpu and not fp32
     per_token = (
         hidden * spec.hidden_size
-        + wide * query * spec.query_size
-        + wide * key_value * spec.key_value_size
+        + (wide * form.query + head_norm) * spec.query_size
+        + (wide * form.key_value + head_norm) * spec.key_value_size
         + wide * form.mlp * _active_mlp_size(spec)
         + form.heads * spec.num_attention_heads
         + form.key_value_heads * spec.num_key_value_heads
-        + form.constant
+        + (form.constant // 2 if narrow_statistics else form.constant)
     )
-    return num_tokens * per_token + (0 if on_cpu else RNG_STATE_BYTES)
+    per_block = 4 * (form.shifted_norms * spec.hidden_size + form.shifted_head_norms * spec.head_dim)
+    return num_tokens * per_token + per_block + (0 if on_cpu else RNG_STATE_BYTES)
 
 
 def kept_activations(
@@ -129,8 +154,8 @@ def outer_activations(
     form = _form(spec)
     hidden = form.final_fp32 if precision is Precision.FP32 else form.final
     hidden += form.embedding_dropouts * _cpu_noise_bytes(precision) if on_cpu else 0
-    rotary = 2 * precision.weight_bytes * seq_len * spec.head_dim if form.rotary else 0
-    return num_tokens * (hidden * spec.hidden_size + TOKEN_BYTES) + rotary
+    rotary = 2 * precision.weight_bytes * seq_len * spec.head_dim * form.rotary
+    return num_tokens * (hidden * spec.hidden_size + TOKEN_BYTES) + round(rotary)
 
 
 def recomputed_block(spec: ModelSpec, *, num_tokens: int, precision: Precision, on_cpu: bool = False) -> int:
