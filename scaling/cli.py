@@ -48,12 +48,12 @@ def plan(
 ) -> None:
     """Choose the simplest plan that fits; print where the bytes go and why simpler plans were rejected."""
     from rich.console import Console
-    from strategies.load_model import load_model_spec
 
     from scaling.detect import build_cluster
     from scaling.report import print_decision, print_launch
     from strategies.emit.files import write_plan
     from strategies.job import Job
+    from strategies.load_model import load_model_spec
     from strategies.search import FixedParts
     from strategies.select import decide
     from strategies.serialize import to_json
@@ -84,7 +84,7 @@ def plan(
     if out:
         print_launch(decision, folder=out, written=written, console=console)
     else:
-        console.print("Give --out DIR to write plan.json, the launcher files and the launch commands.")
+        console.print("Give --out DIR to write plan.json, launcher files and launch commands.", soft_wrap=True)
 
 
 def main() -> None:

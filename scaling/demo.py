@@ -48,7 +48,8 @@ class Run:
         """Return the run as one line: loss, predicted and measured peak, time."""
         loss = f"loss {self.first_loss:.3f} -> {self.last_loss:.3f} ({self.loss_ratio:.0%} of its start)"
         predicted, measured = format_bytes(self.predicted_bytes), format_bytes(self.measured_bytes)
-        peak = f"peak per rank predicted {predicted}, measured {measured} ({self.measured_bytes / self.predicted_bytes:.1%})"
+        share = f"{self.measured_bytes / self.predicted_bytes:.1%}"
+        peak = f"peak per rank predicted {predicted}, measured {measured} ({share})"
         return f"{self.launcher}: {loss}; {peak}; {self.seconds:.0f} s"
 
 

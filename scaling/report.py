@@ -5,30 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from strategies.decision import Decision
 from strategies.emit.commands import launch_commands
-from strategies.estimate import Estimate, MemoryProfile
+from strategies.estimate import Estimate, MemoryProfile, Phase
 from strategies.explain import describe_plan, why
-from strategies.units import format_bytes
+from strategies.units import GIB, MIB, format_bytes
 
 
 def print_decision(decision: Decision, console: Console) -> None:
     """Print the chosen plan, where its bytes go, and why each simpler plan was rejected."""
     cluster, job, plan = decision.cluster, decision.job, decision.plan
-    console.print(
+    lines = [
         f"[bold]{decision.model}[/bold]: {decision.num_params:,} parameters on {cluster.gpus} x {cluster.gpu.name} "
         f"({format_bytes(cluster.gpu.memory_bytes)} each), {job.precision}, sequence {job.seq_len}, "
-        f"global batch {job.global_batch_size}"
-    )
-    console.print(f"[bold green]Plan[/bold green]: {describe_plan(plan)}")
-    console.print(_headline(decision.estimate, usable_bytes=cluster.gpu.memory_bytes))
+        f"global batch {job.global_batch_size}",
+        f"[bold green]Plan[/bold green]: {describe_plan(plan)}",
+        _headline(decision.estimate, usable_bytes=cluster.gpu.memory_bytes),
+    ]
+    _print_lines(console, lines)
     console.print(memory_table(decision.estimate.memory))
-    console.print("[bold]Why not a simpler plan[/bold]")
-    for reason in why(decision) or ["this is the simplest one"]:
-        console.print(f"  - {reason}", highlight=False)
+    reasons = why(decision) or ["this is the simplest one"]
+    _print_lines(console, ["[bold]Why not a simpler plan[/bold]", *(f"  - {reason}" for reason in reasons)])
+
+
+def _print_lines(console: Console, lines: list[str]) -> None:
+    """Print each line unbroken: a terminal wraps it, a file or a pipe keeps it whole."""
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _headline(estimate: Estimate, *, usable_bytes: int) -> str:
@@ -39,19 +46,30 @@ def _headline(estimate: Estimate, *, usable_bytes: int) -> str:
     )
 
 
+PHASE_LABELS = {
+    Phase.INITIALISE: "init",
+    Phase.FORWARD: "forward",
+    Phase.BACKWARD: "backward",
+    Phase.OPTIMIZER_STEP: "step",
+    Phase.EVALUATION: "eval",
+    Phase.SAVE: "save",
+}
+
+
 def memory_table(memory: MemoryProfile) -> Table:
-    """Return bytes by cause (rows) and phase (columns); the peak phase is marked with a star."""
+    """Return bytes by cause (rows) and phase (columns), all in one unit; the peak phase is marked with a star."""
     peak = memory.peak
-    table = Table(title="Bytes on one GPU at the highest moment of each phase")
-    table.add_column("cause")
+    unit, size = ("GiB", GIB) if peak.total_bytes >= GIB else ("MiB", MIB)
+    table = Table(title=f"{unit} on one GPU at the highest moment of each phase", box=box.SIMPLE, title_justify="left")
+    table.add_column("cause", no_wrap=True)
     for phase in memory.phases:
-        table.add_column(phase.phase.replace("_", " ") + (" *" if phase is peak else ""), justify="right")
+        table.add_column(PHASE_LABELS[phase.phase] + ("*" if phase is peak else ""), justify="right", no_wrap=True)
     by_phase = [dict(phase.causes.items()) for phase in memory.phases]
     for cause in _causes_in_order(by_phase):
-        cells = [format_bytes(causes[cause]) if cause in causes else "-" for causes in by_phase]
+        cells = [f"{causes[cause] / size:.2f}" if cause in causes else "-" for causes in by_phase]
         table.add_row(cause.replace("_", " "), *cells)
     table.add_section()
-    table.add_row("total", *(format_bytes(phase.total_bytes) for phase in memory.phases), style="bold")
+    table.add_row("total", *(f"{phase.total_bytes / size:.2f}" for phase in memory.phases), style="bold")
     return table
 
 

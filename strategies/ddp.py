@@ -19,6 +19,8 @@ from strategies.units import MIB
 
 BUCKET_BYTES = 25 * MIB
 """torch's ``bucket_cap_mb`` default."""
+MASTER_CHUNK_ELEMENTS = 2**24
+"""Elements whose gradients are widened at a time when 16-bit weights are stepped: our own engine's choice (64 MiB)."""
 
 
 @final
@@ -50,8 +52,9 @@ class Ddp(Strategy):
             optimizer_states=states.optimizer_states,
         )
         in_flight = CauseBytes(gradients=job.precision.weight_bytes * largest_tensor_params(spec))
-        # With 16-bit weights the step needs each gradient in fp32 beside its master.
-        fp32_gradients = FP32_BYTES * spec.num_params if job.precision.has_master_weights else 0
+        # With 16-bit weights the step widens gradients to fp32, a chunk at a time.
+        chunk = min(spec.num_params, max(MASTER_CHUNK_ELEMENTS, largest_tensor_params(spec)))
+        fp32_gradients = FP32_BYTES * chunk if job.precision.has_master_weights else 0
         return StateLayout(
             resident=resident,
             initialise=CauseBytes(

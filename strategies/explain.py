@@ -50,6 +50,6 @@ def nothing_fits(rejected: tuple[Rejection, ...], *, usable_bytes: int) -> str:
     closest = min(rejected, key=lambda rejection: rejection.over_by_bytes)
     return (
         f"no plan fits {format_bytes(usable_bytes)} a GPU; the closest is {describe_rejection(closest)}; "
-        f"give more GPUs (--gpus), GPUs with at least {format_bytes(closest.estimate.peak_reserved_bytes)}, "
+        f"give GPUs with at least {format_bytes(closest.estimate.peak_reserved_bytes)}, more of them (--gpus), "
         f"or a shorter --seq-len"
     )

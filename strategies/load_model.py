@@ -64,7 +64,7 @@ def resolve_model(model: str | Mapping[str, Any]) -> ResolvedModel:
         return _inline(model)
     if not isinstance(model, str) or not model.strip() or "\0" in model:
         raise SpecError(f"model={model!r} is no model; give a preset, a folder, a config.json, a hub id or a config")
-    found = _local(model) or _cached(model) or _preset(model) or _downloaded(model)
+    found = _local(model) or _cached(model) or resolve_preset(model) or _downloaded(model)
     if found:
         return found
     raise SpecError(f"model {model} is not known: {_not_found(model)}")
@@ -81,6 +81,14 @@ def preset_path(name: str) -> Path | None:
     preset = ALIASES.get(lower, lower)
     path = _preset_folder() / f"{preset}.json"
     return path if "/" not in preset and is_hub_id(preset) and path.is_file() else None
+
+
+def resolve_preset(name: str) -> ResolvedModel | None:
+    """Return the preset called ``name``, or with that other name; None where there is none."""
+    path = preset_path(name)
+    if path is None:
+        return None
+    return ResolvedModel(name=path.stem, config=_read_config(path), origin=f"preset {path}")
 
 
 def _preset_folder() -> Path:
@@ -118,16 +126,9 @@ def _cached(model: str) -> ResolvedModel | None:
     return ResolvedModel(name=model, config=config, folder=folder, origin=f"Hugging Face cache {folder}")
 
 
-def _preset(model: str) -> ResolvedModel | None:
-    path = preset_path(model)
-    if path is None:
-        return None
-    return ResolvedModel(name=path.stem, config=_read_config(path), origin=f"preset {path}")
-
-
 def _downloaded(model: str) -> ResolvedModel | None:
-    """Return the hub's config; None for a name without an organisation, so that a typing error asks no network."""
-    if "/" not in model or not is_hub_id(model):
+    """Return the hub's config; None for a file name or a name without organisation, so that mistypes ask no network."""
+    if "/" not in model or model.endswith(".json") or not is_hub_id(model):
         return None
     fetched = fetch_config(model)
     if fetched.text is None:
@@ -152,7 +153,7 @@ def _closest(model: str) -> str:
     import difflib
 
     name = model.lower().split("/")[-1]
-    matches = difflib.get_close_matches(name, preset_names(), n=3, cutoff=0.4)
+    matches = difflib.get_close_matches(name, preset_names(), n=3, cutoff=0.6)
     return f" (closest presets: {', '.join(matches)})" if matches else ""
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strategies.cluster import Cluster
 from strategies.decision import Decision, Rejection
 from strategies.errors import NoPlanFitsError, PlanError
 from strategies.estimate import Estimate
-from strategies.explain import nothing_fits
+from strategies.explain import describe_plan, nothing_fits
 from strategies.job import Job
 from strategies.memory.predict import predict
 from strategies.model_spec import ModelSpec
@@ -46,6 +46,10 @@ def select(plans: Iterable[Plan], estimate: Callable[[Plan], Estimate], *, usabl
     raise NoPlanFitsError(nothing_fits(tuple(rejected.values()), usable_bytes=usable_bytes))
 
 
+MAX_SUGGESTED_GPUS = 16384
+"""Where the search for a cluster that fits ends."""
+
+
 def decide(
     spec: ModelSpec, *, cluster: Cluster, job: Job, fixed: FixedParts | None = None, model: str | None = None
 ) -> Decision:
@@ -56,12 +60,11 @@ def decide(
     Raises:
         ScalingError: the input contradicts itself, or nothing fits (NoPlanFitsError).
     """
-    plans = candidates(spec, cluster=cluster, job=job, fixed=fixed or FixedParts())
-    selection = select(
-        plans,
-        lambda plan: predict(spec, cluster=cluster, job=job, plan=plan),
-        usable_bytes=cluster.gpu.memory_bytes,
-    )
+    fixed = fixed or FixedParts()
+    try:
+        selection = _select_on(spec, cluster=cluster, job=job, fixed=fixed)
+    except NoPlanFitsError as error:
+        raise NoPlanFitsError(f"{error}; {_more_gpus(spec, cluster=cluster, job=job, fixed=fixed)}") from error
     return Decision(
         model=model or spec.name,
         num_params=spec.num_params,
@@ -71,3 +74,26 @@ def decide(
         estimate=selection.estimate,
         rejected=selection.rejected,
     )
+
+
+def _select_on(spec: ModelSpec, *, cluster: Cluster, job: Job, fixed: FixedParts) -> Selection:
+    return select(
+        candidates(spec, cluster=cluster, job=job, fixed=fixed),
+        lambda plan: predict(spec, cluster=cluster, job=job, plan=plan),
+        usable_bytes=cluster.gpu.memory_bytes,
+    )
+
+
+def _more_gpus(spec: ModelSpec, *, cluster: Cluster, job: Job, fixed: FixedParts) -> str:
+    """Return the smallest doubling of the GPUs that fits, in words; the global batch grows where it has to."""
+    gpus = 2 * cluster.gpus
+    while gpus <= MAX_SUGGESTED_GPUS:
+        larger = replace(cluster, gpus=gpus, gpus_per_node=gpus)
+        batch = max(job.global_batch_size, gpus) // gpus * gpus
+        try:
+            selection = _select_on(spec, cluster=larger, job=replace(job, global_batch_size=batch), fixed=fixed)
+        except NoPlanFitsError:
+            gpus *= 2
+            continue
+        return f"{gpus} such GPUs would fit with {describe_plan(selection.plan)} (global batch {batch})"
+    return f"no number of such GPUs up to {MAX_SUGGESTED_GPUS} would: shorten the sequence or take larger GPUs"

@@ -43,11 +43,11 @@ def build_roberta(config: CheckedConfig) -> ModelSpec:
     Positions are counted from ``pad_token_id + 1``, so that fewer tokens fit than there are position embeddings.
     """
     num_positions = config.sizes["max_position_embeddings"]
-    max_seq_len = num_positions - (config.counts["pad_token_id"] or 0) - 1
+    max_seq_len = num_positions - (config.optional_counts["pad_token_id"] or 0) - 1
     if max_seq_len < 1:
         raise config.problem(
             f"max_position_embeddings={num_positions} leaves no position after pad_token_id="
-            f"{config.counts['pad_token_id']}; correct the config.json"
+            f"{config.optional_counts['pad_token_id']}; correct the config.json"
         )
     dims = _read_dims(config, max_seq_len=max_seq_len)
     width = dims.hidden_size
@@ -128,7 +128,7 @@ ROBERTA = Architecture(
     classes={"RobertaForMaskedLM": TaskKind.MASKED_LM, "RobertaForCausalLM": TaskKind.CAUSAL_LM},
     build=build_roberta,
     sizes={**_SIZES, "vocab_size": 50265},
-    counts={"pad_token_id": 1},
+    optional_counts={"pad_token_id": 1},
     flags={"tie_word_embeddings": True},
     only=_ABSOLUTE_POSITIONS,
 )

@@ -27,7 +27,8 @@ class CheckedConfig:
     task: TaskKind
     sizes: Mapping[str, int]
     optional_sizes: Mapping[str, int | None]
-    counts: Mapping[str, int | None]
+    counts: Mapping[str, int]
+    optional_counts: Mapping[str, int | None]
     flags: Mapping[str, bool]
     other: Mapping[str, Any]
 
@@ -68,7 +69,9 @@ class Architecture:
     """Whole numbers above zero."""
     optional_sizes: Mapping[str, int | None] = field(default_factory=dict)
     """Whole numbers above zero, or null."""
-    counts: Mapping[str, int | None] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Whole numbers from zero up."""
+    optional_counts: Mapping[str, int | None] = field(default_factory=dict)
     """Whole numbers from zero up, or null."""
     flags: Mapping[str, bool] = field(default_factory=dict)
     other: Mapping[str, Any] = field(default_factory=dict)
@@ -80,7 +83,7 @@ class Architecture:
 
     def shape_keys(self) -> set[str]:
         """Return the keys that this architecture reads as sizes or flags, under any spelling."""
-        return {*self.sizes, *self.optional_sizes, *self.counts, *self.flags, *self.renamed}
+        return {*self.sizes, *self.optional_sizes, *self.counts, *self.optional_counts, *self.flags, *self.renamed}
 
     def check(self, config: Mapping[str, Any], *, name: str) -> CheckedConfig:
         """Return the checked values of ``config``.
@@ -97,6 +100,7 @@ class Architecture:
             sizes=_overlay(self.sizes, config),
             optional_sizes=_overlay(self.optional_sizes, config),
             counts=_overlay(self.counts, config),
+            optional_counts=_overlay(self.optional_counts, config),
             flags=_overlay(self.flags, config),
             other=_overlay(self.other, config),
         )
@@ -151,10 +155,11 @@ def _overlay(defaults: Mapping[str, T], config: Mapping[str, Any]) -> dict[str, 
 def _size_problems(config: CheckedConfig) -> list[str]:
     required = [(key, value, 1) for key, value in config.sizes.items()]
     optional = [(key, value, 1) for key, value in config.optional_sizes.items() if value is not None]
-    counts = [(key, value, 0) for key, value in config.counts.items() if value is not None]
+    counts = [(key, value, 0) for key, value in config.counts.items()]
+    optional_counts = [(key, value, 0) for key, value in config.optional_counts.items() if value is not None]
     return [
         f"{key}={shown(value)} must be a whole number from {least} to {_largest(key)}"
-        for key, value, least in [*required, *optional, *counts]
+        for key, value, least in [*required, *optional, *counts, *optional_counts]
         if not _is_whole(value) or not least <= value <= _largest(key)
     ]
 

@@ -36,7 +36,7 @@ def build_gemma2(config: CheckedConfig) -> ModelSpec:
     dims = hidden_divided(config, read_dims(config))
     sliding = sliding_layers(
         config,
-        size=config.counts["sliding_window"],
+        size=config.optional_counts["sliding_window"],
         default=[layer % 2 == 0 for layer in range(dims.num_layers)],
     )
     return _spec(config, dims, norm_names=_SANDWICH_NORMS, sliding=sliding)
@@ -46,7 +46,7 @@ def build_gemma3_text(config: CheckedConfig) -> ModelSpec:
     """Return the spec; source: transformers 5.24, models/gemma3/modeling_gemma3.py, Gemma3ForCausalLM."""
     dims = hidden_divided(config, read_dims(config))
     pattern = config.sizes["sliding_window_pattern"]
-    size = config.counts["sliding_window"]
+    size = config.optional_counts["sliding_window"]
     if size is not None and config.other["use_bidirectional_attention"]:
         size = size // 2 + 1  # Gemma3TextConfig.__post_init__: the bounds are exclusive then
     sliding = sliding_layers(
@@ -119,7 +119,7 @@ GEMMA2 = Architecture(
     classes={"Gemma2ForCausalLM": CAUSAL_LM},
     build=build_gemma2,
     sizes=_GEMMA2_SIZES,
-    counts={"sliding_window": 4096},
+    optional_counts={"sliding_window": 4096},
     flags=_FLAGS,
     other={"layer_types": None},
 )
@@ -133,7 +133,7 @@ GEMMA3_TEXT = Architecture(
         "max_position_embeddings": 131072,
         "sliding_window_pattern": 6,
     },
-    counts={"sliding_window": 4096},
+    optional_counts={"sliding_window": 4096},
     flags=_FLAGS,
     other={"layer_types": None, "use_bidirectional_attention": False},
 )

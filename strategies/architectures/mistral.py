@@ -50,7 +50,7 @@ def build_mistral(config: CheckedConfig) -> ModelSpec:
         dims,
         block_groups=[blocks(block, layers=range(dims.num_layers))],
         final_norm=norm("norm", dims.hidden_size),
-        sliding=everywhere(config.counts["sliding_window"], num_layers=dims.num_layers),
+        sliding=everywhere(config.optional_counts["sliding_window"], num_layers=dims.num_layers),
     )
 
 
@@ -74,7 +74,7 @@ def build_mixtral(config: CheckedConfig) -> ModelSpec:
         dims,
         block_groups=[blocks(block, layers=range(dims.num_layers), name="expert_block")],
         final_norm=norm("norm", dims.hidden_size),
-        sliding=everywhere(config.counts["sliding_window"], num_layers=dims.num_layers),
+        sliding=everywhere(config.optional_counts["sliding_window"], num_layers=dims.num_layers),
         experts=experts,
     )
 
@@ -85,6 +85,7 @@ _SIZES = {
     "intermediate_size": 14336,
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
+    "num_key_value_heads": 8,
     "max_position_embeddings": 131072,
 }
 MISTRAL = Architecture(
@@ -92,8 +93,8 @@ MISTRAL = Architecture(
     classes={"MistralForCausalLM": CAUSAL_LM},
     build=build_mistral,
     sizes=_SIZES,
-    optional_sizes={"num_key_value_heads": 8, "head_dim": None},
-    counts={"sliding_window": 4096},
+    optional_sizes={"head_dim": None},
+    optional_counts={"sliding_window": 4096},
     flags={"tie_word_embeddings": False},
 )
 MIXTRAL = Architecture(
@@ -101,8 +102,8 @@ MIXTRAL = Architecture(
     classes={"MixtralForCausalLM": CAUSAL_LM},
     build=build_mixtral,
     sizes={**_SIZES, "num_local_experts": 8, "num_experts_per_tok": 2},
-    optional_sizes={"num_key_value_heads": 8, "head_dim": None},
-    counts={"sliding_window": None},
+    optional_sizes={"head_dim": None},
+    optional_counts={"sliding_window": None},
     flags={"tie_word_embeddings": False},
     renamed={"num_experts": "num_local_experts"},
 )

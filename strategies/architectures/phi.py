@@ -25,7 +25,7 @@ def build_phi3(config: CheckedConfig) -> ModelSpec:
         dims,
         block_groups=[blocks(block, layers=range(dims.num_layers))],
         final_norm=norm("norm", dims.hidden_size),
-        sliding=everywhere(config.counts["sliding_window"], num_layers=dims.num_layers),
+        sliding=everywhere(config.optional_counts["sliding_window"], num_layers=dims.num_layers),
     )
 
 
@@ -68,7 +68,7 @@ PHI3 = Architecture(
         "max_position_embeddings": 4096,
     },
     optional_sizes={"num_key_value_heads": None, "head_dim": None},
-    counts={"sliding_window": None},
+    optional_counts={"sliding_window": None},
     flags={"tie_word_embeddings": False},
 )
 PHI = Architecture(

@@ -54,8 +54,8 @@ def _spec(config: CheckedConfig, dims: DecoderDims, *, attention_tensors: Tensor
 
 
 def _sliding(config: CheckedConfig, dims: DecoderDims) -> SlidingWindow:
-    size = config.counts["sliding_window"] if config.flags["use_sliding_window"] else None
-    first = config.counts["max_window_layers"] or 0
+    size = config.optional_counts["sliding_window"] if config.flags["use_sliding_window"] else None
+    first = config.counts["max_window_layers"]
     return sliding_layers(config, size=size, default=[layer >= first for layer in range(dims.num_layers)])
 
 
@@ -67,7 +67,8 @@ _SIZES = {
     "num_attention_heads": 32,
     "max_position_embeddings": 32768,
 }
-_COUNTS = {"sliding_window": 4096, "max_window_layers": 28}
+_COUNTS = {"max_window_layers": 28}
+_WINDOW = {"sliding_window": 4096}
 QWEN2 = Architecture(
     model_type="qwen2",
     classes={"Qwen2ForCausalLM": CAUSAL_LM},
@@ -75,6 +76,7 @@ QWEN2 = Architecture(
     sizes=_SIZES,
     optional_sizes={"num_key_value_heads": 32, "head_dim": None},
     counts=_COUNTS,
+    optional_counts=_WINDOW,
     flags={"tie_word_embeddings": False, "use_sliding_window": False},
     other={"layer_types": None},
 )
@@ -85,6 +87,7 @@ QWEN3 = Architecture(
     sizes={**_SIZES, "head_dim": 128},
     optional_sizes={"num_key_value_heads": 32},
     counts=_COUNTS,
+    optional_counts=_WINDOW,
     flags={"tie_word_embeddings": False, "use_sliding_window": False, "attention_bias": False},
     other={"layer_types": None},
 )

@@ -49,7 +49,7 @@ def build_qwen3_moe(config: CheckedConfig) -> ModelSpec:
     dims = read_dims(config)
     experts = _experts(config, dims)
     has_bias = config.flags["attention_bias"]
-    window = config.counts["sliding_window"] if config.flags["use_sliding_window"] else None
+    window = config.optional_counts["sliding_window"] if config.flags["use_sliding_window"] else None
     return _spec(
         config,
         dims,
@@ -88,7 +88,7 @@ def _spec(
 
 def _experts(config: CheckedConfig, dims: DecoderDims, *, shared_expert_size: int = 0) -> MixtureOfExperts:
     return MixtureOfExperts(
-        num_experts=config.counts["num_experts"] or 0,
+        num_experts=config.counts["num_experts"],
         num_experts_per_token=config.sizes["num_experts_per_tok"],
         expert_size=config.sizes["moe_intermediate_size"],
         shared_expert_size=shared_expert_size,
@@ -108,8 +108,8 @@ def _expert_layers(config: CheckedConfig, dims: DecoderDims) -> Sequence[int]:
 
 
 def _alternating(config: CheckedConfig, dims: DecoderDims) -> SlidingWindow:
-    size = config.counts["sliding_window"] if config.flags["use_sliding_window"] else None
-    end = config.counts["max_window_layers"] or 0
+    size = config.optional_counts["sliding_window"] if config.flags["use_sliding_window"] else None
+    end = config.counts["max_window_layers"]
     return sliding_layers(
         config, size=size, default=[layer % 2 == 0 and layer < end for layer in range(dims.num_layers)]
     )
@@ -125,14 +125,16 @@ QWEN2_MOE = Architecture(
         "intermediate_size": 5632,
         "num_hidden_layers": 24,
         "num_attention_heads": 16,
+        "num_key_value_heads": 16,
         "max_position_embeddings": 32768,
         "decoder_sparse_step": 1,
         "moe_intermediate_size": 1408,
         "shared_expert_intermediate_size": 5632,
         "num_experts_per_tok": 4,
     },
-    optional_sizes={"num_key_value_heads": 16, "head_dim": None},
-    counts={"num_experts": 60, "sliding_window": 4096, "max_window_layers": 28},
+    optional_sizes={"head_dim": None},
+    counts={"num_experts": 60, "max_window_layers": 28},
+    optional_counts={"sliding_window": 4096},
     flags={"tie_word_embeddings": False, "use_sliding_window": False, "qkv_bias": True},
     other={"layer_types": None, "mlp_only_layers": None},
 )
@@ -146,13 +148,15 @@ QWEN3_MOE = Architecture(
         "intermediate_size": 6144,
         "num_hidden_layers": 24,
         "num_attention_heads": 32,
+        "num_key_value_heads": 4,
         "max_position_embeddings": 32768,
         "decoder_sparse_step": 1,
         "moe_intermediate_size": 768,
         "num_experts_per_tok": 8,
     },
-    optional_sizes={"num_key_value_heads": 4, "head_dim": None},
-    counts={"num_experts": 128, "sliding_window": 4096},
+    optional_sizes={"head_dim": None},
+    counts={"num_experts": 128},
+    optional_counts={"sliding_window": 4096},
     flags={"tie_word_embeddings": False, "use_sliding_window": False, "attention_bias": False},
     other={"mlp_only_layers": None},
     renamed={"num_local_experts": "num_experts"},

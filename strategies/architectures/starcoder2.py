@@ -26,7 +26,7 @@ def build(config: CheckedConfig) -> ModelSpec:
         block_groups=[blocks(block, layers=range(dims.num_layers))],
         final_norm=norm("norm", dims.hidden_size, bias=True),
         has_gated_mlp=False,
-        sliding=everywhere(config.counts["sliding_window"], num_layers=dims.num_layers),
+        sliding=everywhere(config.optional_counts["sliding_window"], num_layers=dims.num_layers),
     )
 
 
@@ -40,9 +40,10 @@ STARCODER2 = Architecture(
         "intermediate_size": 12288,
         "num_hidden_layers": 30,
         "num_attention_heads": 24,
+        "num_key_value_heads": 2,
         "max_position_embeddings": 4096,
     },
-    optional_sizes={"num_key_value_heads": 2, "head_dim": None},
-    counts={"sliding_window": None},
+    optional_sizes={"head_dim": None},
+    optional_counts={"sliding_window": None},
     flags={"use_bias": True, "tie_word_embeddings": True},
 )

@@ -127,10 +127,6 @@ T5 = Architecture(
     },
     optional_sizes={"num_decoder_layers": None},
     other={"feed_forward_proj": "relu"},
-    renamed={
-        "hidden_size": "d_model",
-        "num_attention_heads": "num_heads",
-        "num_hidden_layers": "num_layers",
-        "head_dim": "d_kv",
-    },
+    # num_hidden_layers is left out: T5Config would take it for the encoder and keep six decoder layers.
+    renamed={"hidden_size": "d_model", "num_attention_heads": "num_heads", "head_dim": "d_kv"},
 )
