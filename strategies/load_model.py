@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strategies.architectures import spec_from_config
+from strategies.architectures import ARCHITECTURES, spec_from_config
+from strategies.architectures.config import shown
 from strategies.errors import SpecError
 from strategies.hub_config import cached_folder, fetch_config, is_hub_id
 from strategies.model_aliases import ALIASES
@@ -62,8 +63,10 @@ def resolve_model(model: str | Mapping[str, Any]) -> ResolvedModel:
     """
     if isinstance(model, Mapping):
         return _inline(model)
-    if not isinstance(model, str) or not model.strip() or "\0" in model:
-        raise SpecError(f"model={model!r} is no model; give a preset, a folder, a config.json, a hub id or a config")
+    if not isinstance(model, str) or not model.strip() or not model.isprintable():
+        raise SpecError(
+            f"model={shown(model)} is no model; give a preset, a folder, a config.json, a hub id or a config"
+        )
     found = _local(model) or _cached(model) or resolve_preset(model) or _downloaded(model)
     if found:
         return found
@@ -99,8 +102,10 @@ def _inline(config: Mapping[str, Any]) -> ResolvedModel:
     if not all(isinstance(key, str) for key in config):
         raise SpecError("the inline model config has keys that are not text; give it as in a config.json")
     name = config.get("_name_or_path")
-    shown = name if isinstance(name, str) and name else f"inline {config.get('model_type')}"
-    return ResolvedModel(name=shown, config=config, origin="given inline")
+    if not (isinstance(name, str) and name and name.isprintable()):
+        model_type = config.get("model_type")
+        name = f"inline {model_type if isinstance(model_type, str) and model_type in ARCHITECTURES else 'config'}"
+    return ResolvedModel(name=name, config=config, origin="given inline")
 
 
 def _local(model: str) -> ResolvedModel | None:
@@ -153,7 +158,7 @@ def _closest(model: str) -> str:
     import difflib
 
     name = model.lower().split("/")[-1]
-    matches = difflib.get_close_matches(name, preset_names(), n=3, cutoff=0.6)
+    matches = difflib.get_close_matches(name, preset_names(), n=3, cutoff=0.5)
     return f" (closest presets: {', '.join(matches)})" if matches else ""
 
 

@@ -141,6 +141,8 @@ def test_config_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         ("", "is no model"),
         ("  ", "is no model"),
         ("a\0b", "is no model"),
+        ("a\nb", "is no model"),
+        ("lama", "closest presets: llama-demo"),
         ("x" * 5000, "is not known"),
         ("../../etc/passwd-not-there", "no file or folder"),
     ],
