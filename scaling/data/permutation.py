@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,19 +25,24 @@ MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 def permute(positions: NDArray[np.uint64], *, size: int, seed: int, epoch: int) -> NDArray[np.uint64]:
     """Return where each position lands in the permutation of ``range(size)`` that ``seed`` and ``epoch`` choose.
 
-    A Feistel network permutes the smallest square power of two that holds ``size`` (below ``4 * size``); values that
+    A Feistel network permutes the smallest square power of two that holds ``size`` (at most ``4 * size``); values that
     leave the range go through it again until they return, which keeps it a permutation.
     Source: Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 3, cycle walking.
+
+    Such a network makes even permutations only, which would show in small ranges (5 values: each order up to 8 % too
+    frequent or too rare). One more key bit therefore says whether 0 and 1 change places.
     """
     half_bits = max(1, -(-(size - 1).bit_length() // 2))
-    keys = _round_keys(seed, epoch)
+    *keys, swap = splitmix64(_epoch_state(seed, epoch), NUM_ROUNDS + 1)
     values = _feistel(positions, keys, half_bits)
     while (outside := np.flatnonzero(values >= size)).size:
         values[outside] = _feistel(values[outside], keys, half_bits)
+    if size > 1:
+        values[values < 2] ^= swap & np.uint64(1)
     return values
 
 
-def _feistel(values: NDArray[np.uint64], keys: NDArray[np.uint64], half_bits: int) -> NDArray[np.uint64]:
+def _feistel(values: NDArray[np.uint64], keys: Sequence[np.uint64], half_bits: int) -> NDArray[np.uint64]:
     shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
     left, right = values >> shift, values & mask
     for key in keys:
@@ -44,12 +50,12 @@ def _feistel(values: NDArray[np.uint64], keys: NDArray[np.uint64], half_bits: in
     return (left << shift) | right
 
 
-def _round_keys(seed: int, epoch: int) -> NDArray[np.uint64]:
-    """Return the keys of one epoch: the first outputs of the generator seeded by output ``epoch`` of the seed's own.
+def _epoch_state(seed: int, epoch: int) -> int:
+    """Return the state that the keys of one epoch are drawn from: output ``epoch`` of a generator that ``seed`` seeds.
 
-    The seed goes through the generator once before, so that the epochs of neighbouring seeds have nothing in common.
+    The seed goes through a generator once before, so that the epochs of neighbouring seeds have nothing in common.
     """
-    return splitmix64(_output(_output(seed, 0), epoch), NUM_ROUNDS)
+    return _output(_output(seed, 0), epoch)
 
 
 def _output(state: int, index: int) -> int:
