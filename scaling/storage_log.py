@@ -8,6 +8,7 @@ library allocates inside one operator and frees before it returns is not seen: g
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
@@ -87,12 +88,17 @@ class StorageLog(TorchDispatchMode):
         self.phase = phase
         self.live_bytes = 0
         self.num_ops = 0
+        self.num_late_frees = 0
+        """Storages whose last reference was dropped by another thread, such as gloo's after a collective: later than
+        the program itself let go, by as much as that thread was behind."""
+        self._thread = threading.get_ident()
         self._live: dict[int, _Live] = {}
         self._scalar_answers = dict(scalar_answers or {})
         self._scratch = dict(scratch or {})
         self._observer = observer
 
     def __enter__(self) -> StorageLog:
+        self._thread = threading.get_ident()
         _watch_resizes(self)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -159,6 +165,7 @@ class StorageLog(TorchDispatchMode):
             live = self._live.get(key)
             if live is not None and live.number == number:
                 del self._live[key]
+                self.num_late_frees += threading.get_ident() != self._thread
                 self._log(EventKind.FREE, number, -live.num_bytes, "free")
 
         self._live[key] = _Live(number, num_bytes, weakref.ref(storage, free))
@@ -195,7 +202,9 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         return
     names, _ = tensor.__tensor_flatten__()
     for name in names:
-        yield from plain_tensors(getattr(tensor, name))
+        inner = getattr(tensor, name)
+        if isinstance(inner, torch.Tensor):  # DTensor also names its device mesh
+            yield from plain_tensors(inner)
 
 
 def _has_no_data(tensor: torch.Tensor) -> bool:

@@ -32,6 +32,8 @@ class Measurement:
     rank: int
     world_size: int
     spans: tuple[Span, ...]
+    num_late_frees: int = 0
+    """Tensors that a communication thread let go after the program had: each may lift a peak by its size, by chance."""
 
     def device(self, *, step: int | None = None) -> MemoryProfile:
         """Return the highest moment of every phase on the device, over the whole run or in one optimizer step."""

@@ -70,7 +70,12 @@ class StorageMeter:
     def measurement(self) -> Measurement:
         self._extend_last()
         spans = sweep(self.log, self._attribution, self._stretches)
-        return Measurement(rank=self._rank, world_size=self._world_size, spans=spans)
+        return Measurement(
+            rank=self._rank,
+            world_size=self._world_size,
+            spans=spans,
+            num_late_frees=self.log.num_late_frees,
+        )
 
     def profile(self) -> MemoryProfile:
         return self.measurement().device()
