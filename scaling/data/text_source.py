@@ -43,9 +43,9 @@ class TextSource(ABC):
 def document_pieces(chunks: Iterable[str]) -> Iterator[Piece]:
     """Return one document, given in chunks, as pieces of at most ``MAX_PIECE_CHARS`` characters.
 
-    Cut at a line end where possible. The regular expressions that split text before BPE (GPT-2, Llama 3, Qwen 2) end a
-    word between a line end and a visible character, so such a cut changes no token. A SentencePiece tokenizer that adds
-    a space in front of a text adds it to every piece.
+    Cut between a line end and a visible character where possible. The regular expressions that split text before BPE
+    (GPT-2, Llama 3) end a word there, so such a cut changes no token; one elsewhere may change the tokens beside it. A
+    SentencePiece tokenizer that adds a space in front of a text adds it to every piece.
     """
     pending = ""
     for chunk in chunks:
