@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -19,9 +20,9 @@ from strategies.units import format_bytes
 
 FOLDER = Path("demo")
 PLAN = FOLDER / "plan"
-BUDGET_GIB = 0.14
+BUDGET_GIB = 0.0625
 """Memory of one rank. Plain DDP needs more, with and without activation checkpointing."""
-SHAPE = ["--seq-len", "128", "--global-batch-size", "16", "--precision", "fp32"]
+SHAPE = ["--seq-len", "128", "--global-batch-size", "8", "--precision", "bf16"]
 HARDWARE = ["--gpu", "cpu", "--gpus", "2", "--gpu-memory-gib", str(BUDGET_GIB)]
 TRAINING = ["--data", "builtin:python", "--tokenizer", "bytes", "--steps", "80", "--learning-rate", "3e-3"]
 SCHEDULE = ["--warmup-steps", "8", "--schedule", "cosine", "--eval-every", "40", "--eval-batches", "2", "--seed", "1"]
@@ -73,8 +74,15 @@ def main() -> int:
 def _launchers() -> dict[str, list[str]]:
     return {
         "accelerate": ["accelerate", "launch", "--config_file", str(PLAN / "accelerate.yaml"), "-m"],
-        "deepspeed": ["deepspeed", "--num_gpus", "2", "--master_port", "0", "--module"],
+        "deepspeed": ["deepspeed", "--num_gpus", "2", "--master_port", str(_free_port()), "--module"],
     }
+
+
+def _free_port() -> int:
+    """Return a port nobody listens on: the ``deepspeed`` launcher takes 29500 whether or not it is in use."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _train(launcher: str, head: list[str]) -> Run:
