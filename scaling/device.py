@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 import torch
 
@@ -23,6 +24,8 @@ def choose_device(decision: Decision, launch: LaunchEnvironment) -> torch.device
         LaunchError: the plan is for GPUs and there are none, too few, or they lack bf16.
     """
     gpu = decision.cluster.gpu
+    # transformers and accelerate import DeepSpeed where it is installed; it would guess.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu" if gpu.is_cpu else "cuda")
     if gpu.is_cpu:
         return torch.device("cpu")
     num_devices = torch.cuda.device_count()

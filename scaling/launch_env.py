@@ -52,6 +52,9 @@ def read_launch_environment(environ: Mapping[str, str]) -> LaunchEnvironment:
             f"the environment has {', '.join(present)} but not {', '.join(missing)}; start with torchrun, "
             f"accelerate launch or deepspeed, or unset them to run one process"
         )
+    if environ["MASTER_PORT"] == "0":
+        # torchrun and accelerate replace a zero by a free port; the deepspeed launcher does not.
+        raise LaunchError("MASTER_PORT=0 is a different port for every process; give the launcher a free port number")
     rank, local_rank, world_size = (_number(environ, name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
     local_name = "LOCAL_WORLD_SIZE" if environ.get("LOCAL_WORLD_SIZE") else "LOCAL_SIZE"
     local_world_size = _number(environ, local_name) if environ.get(local_name) else world_size

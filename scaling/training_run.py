@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import transformers
 
 from scaling.check_plan import check_plan
 from scaling.device import choose_device
@@ -76,6 +77,7 @@ def run(prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment) -> S
     Raises:
         ScalingError: some rank cannot go on; every rank raises then or is ended by its launcher.
     """
+    transformers.utils.logging.disable_progress_bar()  # ours is the one bar
     join_process_group(launch, device=prepared.device, timeout_s=config.timeout_s)
     try:
         return _run(prepared, config, launch)

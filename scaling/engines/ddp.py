@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
@@ -36,16 +37,8 @@ class DdpEngine(Engine):
         job = decision.job
         self._max_norm = job.gradient_clipping
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._ddp = DistributedDataParallel(
-            model,
-            device_ids=[device] if device.type == "cuda" else None,
-            bucket_cap_mb=decision.plan.buckets.reduce_bucket_size * job.precision.weight_bytes / MIB,
-            broadcast_buffers=False,  # position tables and the like: equal everywhere and never written
-            gradient_as_bucket_view=True,
-            # Gradients of parameters that took no part are zero, as under ZeRO, instead of an error. It also keeps
-            # the buckets of the first step: new ones in the second would hold all gradients twice for a moment.
-            find_unused_parameters=True,
-        )
+        bucket_bytes = decision.plan.buckets.reduce_bucket_size * job.precision.weight_bytes
+        self._ddp = _wrap(model, device=device, bucket_bytes=bucket_bytes)
         decayed, undecayed = split_by_decay(model)
         self._masters = MasterWeights(decayed + undecayed) if job.precision.has_master_weights else None
         if self._masters:
@@ -101,6 +94,22 @@ class DdpEngine(Engine):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+
+
+def _wrap(model: nn.Module, *, device: torch.device, bucket_bytes: int) -> DistributedDataParallel:
+    with warnings.catch_warnings():
+        # torch 2.13 renames broadcast_buffers, with another meaning at the start; older versions know only this name.
+        warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
+        return DistributedDataParallel(
+            model,
+            device_ids=[device] if device.type == "cuda" else None,
+            bucket_cap_mb=bucket_bytes / MIB,
+            broadcast_buffers=False,  # position tables and the like: equal everywhere and never written
+            gradient_as_bucket_view=True,
+            # Gradients of parameters that took no part are zero, as under ZeRO, instead of an error. It also keeps
+            # the buckets of the first step: new ones in the second would hold all gradients twice for a moment.
+            find_unused_parameters=True,
+        )
 
 
 def global_norm(gradients: list[torch.Tensor]) -> torch.Tensor:

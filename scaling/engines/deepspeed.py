@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -91,8 +93,13 @@ class DeepSpeedEngine(Engine):
 def import_deepspeed(device: torch.device) -> Any:
     """Return the deepspeed module, told to use ``device`` and to log to stderr, where results do not go."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)
+    # DeepSpeed compiles extensions with the `ninja` on the path. That of this environment is not there when it was not
+    # activated, and another version of ninja would compile everything again.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     import deepspeed
 
+    # Its calls of collectives that torch 2.13 renamed; nobody here can change them.
+    warnings.filterwarnings("ignore", message="`torch.distributed.*` is deprecated", category=FutureWarning)
     for handler in logging.getLogger("DeepSpeed").handlers:
         if isinstance(handler, logging.StreamHandler):
             handler.setStream(sys.stderr)
