@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-MAX_PIECE_CHARS = 1 << 20
-"""Longest text tokenised in one call. One file may be a whole corpus, and a tokenizer needs about 100 bytes a token."""
+MAX_PIECE_CHARS = 1 << 16
+"""Longest text a tokenizer gets. One file may be a whole corpus, and pieces of it are spread over all cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,6 +92,22 @@ def test_encoder_matches_transformers(bpe: PreTrainedTokenizerFast, split_specia
     assert {ids.dtype for ids in encoded} == {np.dtype("<u2")}
 
 
+@settings(deadline=None)
+@given(text=ANY_UTF8)
+def test_encoder_of_bytes_matches_transformers(reopened: PreTrainedTokenizerBase, text: str) -> None:
+    [ids, _] = make_encoder(reopened, np.dtype("<u2"))([text, *TEXTS[:1]])
+    assert ids.tolist() == reopened(text, add_special_tokens=False)["input_ids"]
+    assert ids.dtype == np.dtype("<u2")
+
+
+def test_encoder_of_bytes_knows_tokens_that_were_added(reopened: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    reopened.save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path))
+    tokenizer.add_tokens(["return"])
+    [ids] = make_encoder(tokenizer, np.dtype("<u2"))(["a return b"])
+    assert ids.tolist() == [*b"a ", 259, *b" b"]
+
+
 def test_encoder_works_without_a_compiled_tokenizer() -> None:
     class Words(PreTrainedTokenizerBase):
         """Stands for tokenizers in Python: only what the encoder calls."""
