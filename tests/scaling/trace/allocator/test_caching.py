@@ -7,6 +7,8 @@ Expected values: "Note [CUDACachingAllocator]" at the top of torch's c10/cuda/CU
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -224,7 +226,7 @@ def test_live_blocks_never_overlap_and_all_memory_comes_back(
         if release:
             allocator.free(live.pop(pick % len(live)))
         ranges = sorted((block.address, block.end) for block in live)
-        assert all(end <= start for (_, end), (start, _) in zip(ranges, ranges[1:], strict=False))
+        assert all(end <= start for (_, end), (start, _) in pairwise(ranges))
         assert allocator.allocated_bytes == sum(block.num_bytes for block in live) <= allocator.reserved_bytes
     for block in live:
         allocator.free(block)
