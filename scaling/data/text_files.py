@@ -52,8 +52,8 @@ def file_states(files: Sequence[Path]) -> list[list[str | int]]:
 def count_files(files: Sequence[Path], num_other_files: int) -> str:
     """Return how many files of which ending are read, and how many beside them are not."""
     endings = ", ".join(sorted({path.suffix for path in files}))
-    others = f" ({num_other_files} files of other kinds not read)" if num_other_files else ""
-    return f"{len(files)} files ({endings}){others}"
+    others = f", {num_other_files} of other kinds not read" if num_other_files else ""
+    return f"{len(files)} {'file' if len(files) == 1 else 'files'} ({endings}){others}"
 
 
 def _chunks(path: Path) -> Iterator[str]:

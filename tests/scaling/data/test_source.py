@@ -57,7 +57,7 @@ def test_folder_is_read_in_the_order_of_its_paths(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
     source = open_source(str(tmp_path))
     assert list(read_texts(str(tmp_path))) == ["a.md", "b/1.py", "b/2.txt"]
-    assert source.description == f"{tmp_path}: 3 files (.md, .py, .txt) (1 files of other kinds not read)"
+    assert source.description == f"{tmp_path}: 3 files (.md, .py, .txt), 1 of other kinds not read"
     assert source.num_bytes == len("a.mdb/1.pyb/2.txt")
 
 

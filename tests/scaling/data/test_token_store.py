@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import multiprocessing
 import os
@@ -88,6 +87,7 @@ def test_store_holds_each_document_and_its_separator(source: Documents, tmp_path
     assert store.document_ends.tolist() == [4, 7, 11]
     assert (store.num_tokens, store.num_documents, store.header.num_empty_documents) == (11, 3, 1)
     assert (store.vocab_size, store.separator_id, store.header.num_text_bytes) == (259, EOS, 8)
+    assert (store.header.source, store.header.fingerprint) == ("documents", store.path.name)
     assert store.tokens.dtype == np.uint16
     assert isinstance(store.tokens, np.memmap)
     assert not store.tokens.flags.writeable
@@ -301,10 +301,3 @@ def test_waiting_process_names_the_holder(
     waiter.join(TIMEOUT_S)
     assert not waiter.is_alive()
     assert f"waiting since 0 s for process {os.getpid()} on" in caplog.text
-
-
-def test_header_tells_where_the_tokens_come_from(source: Documents, tmp_path: Path) -> None:
-    store = build_token_store(source, load_tokenizer("bytes"), cache_dir=tmp_path, show_progress=False)
-    header = json.loads((store.path / "header.json").read_text())
-    assert header["source"] == "documents"
-    assert header["fingerprint"] == store.path.name
