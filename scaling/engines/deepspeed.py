@@ -13,7 +13,6 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -93,11 +92,12 @@ class DeepSpeedEngine(Engine):
 def import_deepspeed(device: torch.device) -> Any:
     """Return the deepspeed module, told to use ``device`` and to log to stderr, where results do not go."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)
-    # DeepSpeed compiles extensions with the `ninja` on the path. That of this environment is not there when it was not
-    # activated, and another version of ninja would compile everything again.
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     import deepspeed
 
+    # Its shared-memory collectives for CPU ranks must be compiled first: minutes of work that need a C++ compiler, wait
+    # on a lock that a killed process leaves behind, and repeat when another ninja touches the cache. Without them the
+    # same calls go to gloo (deepspeed 0.19.8, comm/torch.py, build_shm_op).
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     # Its calls of collectives that torch 2.13 renamed; nobody here can change them.
     warnings.filterwarnings("ignore", message="`torch.distributed.*` is deprecated", category=FutureWarning)
     for handler in logging.getLogger("DeepSpeed").handlers:
