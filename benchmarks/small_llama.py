@@ -6,7 +6,6 @@ and what is left are the states and buffers of the framework.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from scaling.engines.deepspeed import import_deepspeed
 from scaling.meter import Meter
 from scaling.ownership import Owned, deepspeed_owners, fsdp2_owners, module_owners
 from strategies.estimate import Phase
@@ -169,9 +169,7 @@ def _build_fsdp2(setup: Setup, model: Any, meter: Meter) -> _Torch:
 
 
 def _build_deepspeed(setup: Setup, model: nn.Module, meter: Meter) -> _DeepSpeed:
-    os.environ["DS_ACCELERATOR"] = "cpu"
-    import deepspeed
-
+    deepspeed = import_deepspeed(torch.device("cpu"))
     deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
     engine, *_ = deepspeed.initialize(model=model, optimizer=_adamw(model, setup), config=_deepspeed_config(setup))
     meter.attach(lambda: _owners(engine))
