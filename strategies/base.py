@@ -26,6 +26,8 @@ class StateLayout:
     """While a forward runs, gradients of earlier micro batches included."""
     backward_start: CauseBytes
     """When backward begins: no gradient of this micro batch yet."""
+    first_reduction: CauseBytes
+    """When the first full bucket is reduced: little of backward is done, but gradient buffers are there."""
     backward_end: CauseBytes
     """When backward is at the first block: nearly all gradients exist."""
     optimizer_step: CauseBytes

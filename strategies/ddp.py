@@ -19,8 +19,8 @@ from strategies.units import MIB
 
 BUCKET_BYTES = 25 * MIB
 """torch's ``bucket_cap_mb`` default."""
-MASTER_CHUNK_ELEMENTS = 2**24
-"""Elements whose gradients are widened at a time when 16-bit weights are stepped: our own engine's choice (64 MiB)."""
+MASTER_CHUNKS = 16
+"""Parts in which the gradients of 16-bit weights are widened to fp32 for the step: our own engine's choice."""
 
 
 @final
@@ -53,7 +53,7 @@ class Ddp(Strategy):
         )
         in_flight = CauseBytes(gradients=job.precision.weight_bytes * largest_tensor_params(spec))
         # With 16-bit weights the step widens gradients to fp32, a chunk at a time.
-        chunk = min(spec.num_params, max(MASTER_CHUNK_ELEMENTS, largest_tensor_params(spec)))
+        chunk = min(spec.num_params, max(spec.num_params // MASTER_CHUNKS, largest_tensor_params(spec)))
         fp32_gradients = FP32_BYTES * chunk if job.precision.has_master_weights else 0
         return StateLayout(
             resident=resident,
@@ -62,6 +62,7 @@ class Ddp(Strategy):
             ),
             forward=CauseBytes(),
             backward_start=CauseBytes(),
+            first_reduction=CauseBytes(),
             backward_end=in_flight,
             optimizer_step=CauseBytes(step_temporaries=fp32_gradients),
             evaluation=CauseBytes(),

@@ -82,11 +82,16 @@ def _stage12_layout(
         initialise=_stage12_initialise(weight, params=params, share=share, largest=largest),
         forward=between,
         backward_start=between,
+        # The last rank's partition holds the last blocks, whose gradients come first: its buffer is made at once.
+        first_reduction=CauseBytes(gradients=accumulated + new_partition, communication_buckets=buckets),
         backward_end=CauseBytes(
             gradients=accumulated + new_partition + weight * largest, communication_buckets=buckets
         ),
-        # The partition's gradients in fp32; the 16-bit ones are freed as they are copied.
-        optimizer_step=CauseBytes(step_temporaries=FP32_BYTES * share),
+        # Flattening copies the partition's gradients, and 16-bit ones are then widened, before the first are freed.
+        optimizer_step=CauseBytes(
+            gradients=weight * share,
+            step_temporaries=(weight if weight < FP32_BYTES else 0) * share + FP32_BYTES * share,
+        ),
         evaluation=CauseBytes(),
     )
 
@@ -125,6 +130,7 @@ def _stage3_layout(spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size:
         initialise=CauseBytes(parameters=weight * share, step_temporaries=2 * FP32_BYTES * share),
         forward=gathered,
         backward_start=gathered,
+        first_reduction=gathered,
         backward_end=backward,
         optimizer_step=CauseBytes(step_temporaries=FP32_BYTES * share),
         evaluation=gathered,

@@ -14,7 +14,7 @@ from strategies.memory.activations import (
     recomputed_block,
 )
 from strategies.memory.logits import standard_loss
-from strategies.model_spec import ModelSpec
+from strategies.model_spec import GroupRole, ModelSpec
 from strategies.plan import ActivationCheckpointing, Plan
 from strategies.registry import STRATEGIES
 from strategies.units import GIB
@@ -73,8 +73,10 @@ def _step_phases(
     logits = standard_loss(spec, num_tokens=num_tokens, precision=precision)
     outer = outer_activations(spec, num_tokens=num_tokens, seq_len=job.seq_len, precision=precision, on_cpu=on_cpu)
     forward = layout.forward + CauseBytes(activations=kept + outer, logits=logits.forward_peak)
+    left = _left_at_first_reduction(spec, kept=kept, plan=plan)
     backward = max(
         layout.backward_start + CauseBytes(activations=kept + outer, logits=logits.backward_peak),
+        layout.first_reduction + CauseBytes(activations=left),
         layout.backward_end + _first_block(spec, kept=kept, num_tokens=num_tokens, job=job, plan=plan, on_cpu=on_cpu),
         key=lambda causes: causes.total_bytes,
     )
@@ -86,6 +88,13 @@ def _step_phases(
         Phase.EVALUATION: evaluation,
     }
     return tuple(PhaseBytes(phase=phase, causes=layout.resident + extra) for phase, extra in moments.items())
+
+
+def _left_at_first_reduction(spec: ModelSpec, *, kept: int, plan: Plan) -> int:
+    """Return the activations still kept when the blocks done have filled one reduce bucket with gradients."""
+    in_blocks = sum(group.num_params for group in spec.groups if group.role is GroupRole.BLOCK)
+    done = min(1.0, plan.buckets.reduce_bucket_size / in_blocks) if in_blocks else 1.0
+    return round(kept * (1 - done))
 
 
 def _first_block(spec: ModelSpec, *, kept: int, num_tokens: int, job: Job, plan: Plan, on_cpu: bool) -> CauseBytes:
