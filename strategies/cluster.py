@@ -76,11 +76,16 @@ def gpu_preset(name: str) -> Gpu:
     presets = gpu_presets()
     if name in presets:
         return presets[name]
-    close = difflib.get_close_matches(name, presets, n=4, cutoff=0.4) or list(presets)[:4]
     raise ClusterError(
-        f"gpu={name!r} is not in configs/gpus.csv; closest: {', '.join(close)}. "
+        f"gpu={name!r} is not in configs/gpus.csv; closest: {', '.join(_closest(name, list(presets)))}. "
         f"For another GPU give the nearest name with --gpu-memory-gib, or --gpu auto to detect this machine's"
     )
+
+
+def _closest(name: str, known: list[str]) -> list[str]:
+    """Return up to four names that contain ``name``, else those spelt most like it."""
+    containing = [other for other in known if name.casefold() in other.casefold()] if name else []
+    return containing[:4] or difflib.get_close_matches(name, known, n=4, cutoff=0.3) or known[:4]
 
 
 @cache
