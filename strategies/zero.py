@@ -60,6 +60,15 @@ class Zero(Strategy):
         return _stage12_layout(self.stage, spec, job=job, plan=plan, data_parallel_size=data_parallel_size)
 
 
+def _step_copies(job: Job) -> int:
+    """Return bytes per parameter of the copies in the step: flattened in its own format, and then in fp32.
+
+    Source: deepspeed 0.19.8, runtime/zero/stage3.py, _prepare_fp32_grad_for_sub_group, and stage_1_and_2.py, step.
+    """
+    weight = job.precision.weight_bytes
+    return FP32_BYTES + (weight if weight < FP32_BYTES else 0)
+
+
 def _partitioned_states(num_params: int, data_parallel_size: int) -> CauseBytes:
     share = ceil_div(num_params, data_parallel_size)
     return CauseBytes(master_weights=FP32_BYTES * share, optimizer_states=ADAM_STATE_BYTES * share)
@@ -71,6 +80,8 @@ def _stage12_layout(
     weight, params = job.precision.weight_bytes, spec.num_params
     share = ceil_div(params, data_parallel_size)
     largest = largest_tensor_params(spec)
+    # Under accumulation stage 1 adds a block's new gradients to the kept ones only when its bucket is reduced.
+    pending = largest + (spec.largest_block_params() if stage == 1 and plan.gradient_accumulation_steps > 1 else 0)
     resident = CauseBytes(parameters=weight * params) + _partitioned_states(params, data_parallel_size)
     bucket_count = 2 if plan.buckets.overlap_comm else 1
     buckets = bucket_count * weight * plan.buckets.reduce_bucket_size
@@ -85,13 +96,10 @@ def _stage12_layout(
         # The last rank's partition holds the last blocks, whose gradients come first: its buffer is made at once.
         first_reduction=CauseBytes(gradients=accumulated + new_partition, communication_buckets=buckets),
         backward_end=CauseBytes(
-            gradients=accumulated + new_partition + weight * largest, communication_buckets=buckets
+            gradients=accumulated + new_partition + weight * pending, communication_buckets=buckets
         ),
-        # Flattening copies the partition's gradients, and 16-bit ones are then widened, before the first are freed.
-        optimizer_step=CauseBytes(
-            gradients=weight * share,
-            step_temporaries=(weight if weight < FP32_BYTES else 0) * share + FP32_BYTES * share,
-        ),
+        # As in stage 3, beside the gradients themselves, which are freed afterwards.
+        optimizer_step=CauseBytes(gradients=weight * share, step_temporaries=_step_copies(job) * share),
         evaluation=CauseBytes(),
     )
 
@@ -132,7 +140,8 @@ def _stage3_layout(spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size:
         backward_start=gathered,
         first_reduction=gathered,
         backward_end=backward,
-        optimizer_step=CauseBytes(step_temporaries=FP32_BYTES * share),
+        # The partition's gradients are flattened into a copy, and 16-bit ones then widened to fp32.
+        optimizer_step=CauseBytes(step_temporaries=_step_copies(job) * share),
         evaluation=gathered,
     )
 
