@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -14,6 +15,9 @@ from strategies.emit.commands import launch_commands
 from strategies.estimate import Estimate, MemoryProfile, Phase
 from strategies.explain import describe_plan, why
 from strategies.units import GIB, MIB, format_bytes
+
+if TYPE_CHECKING:  # brings torch, which planning does without
+    from scaling.measure import MeasuredPlan
 
 
 def print_decision(decision: Decision, console: Console) -> None:
@@ -75,6 +79,42 @@ def memory_table(memory: MemoryProfile) -> Table:
 
 def _causes_in_order(by_phase: Iterable[dict[str, int]]) -> list[str]:
     return list(dict.fromkeys(cause for causes in by_phase for cause in causes))
+
+
+def print_measured(result: MeasuredPlan, console: Console) -> None:
+    """Print measured bytes by phase and cause, and the predicted peak of every phase beside the measured one."""
+    decision, measured = result.decision, result.measured
+    how = "simulated in one process" if result.simulated else "real processes"
+    ranks = f"{decision.cluster.gpus} ranks ({how})"
+    _print_lines(
+        console,
+        [
+            f"[bold]{decision.model}[/bold] under {describe_plan(decision.plan)} on {ranks}, "
+            f"{result.num_steps} steps; rank {result.rank}",
+        ],
+    )
+    console.print(memory_table(measured))
+    console.print(_comparison_table(measured, decision.estimate.memory))
+    _print_lines(
+        console,
+        [
+            f"Peak: predicted {format_bytes(decision.estimate.peak_allocated_bytes)} ({decision.estimate.level}), "
+            f"measured {format_bytes(measured.peak_bytes)}: measured / predicted = {result.measured_over_predicted:.4f}"
+        ],
+    )
+
+
+def _comparison_table(measured: MemoryProfile, predicted: MemoryProfile) -> Table:
+    table = Table(title="Highest moment of each phase", box=box.SIMPLE, title_justify="left")
+    for column in ("phase", "predicted", "measured", "ratio"):
+        table.add_column(column, justify="left" if column == "phase" else "right", no_wrap=True)
+    by_phase = {phase.phase: phase.total_bytes for phase in predicted.phases}
+    for phase in measured.phases:
+        total = by_phase.get(phase.phase)
+        ratio = f"{phase.total_bytes / total:.4f}" if total else "-"
+        shown = format_bytes(total) if total else "-"
+        table.add_row(phase.phase.replace("_", " "), shown, format_bytes(phase.total_bytes), ratio)
+    return table
 
 
 def print_launch(decision: Decision, *, folder: Path, written: list[Path], console: Console) -> None:

@@ -1,0 +1,29 @@
+"""The command ``scaling``. Heavy imports stay inside handlers: planning works without torch."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from scaling.cli.measure import measure
+from scaling.cli.plan import plan
+from strategies.errors import ScalingError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Plan which training strategy fits your GPUs, then train with it.",
+)
+app.command()(plan)
+app.command()(measure)
+
+
+def main() -> None:
+    """Run the command line; a mistake in the input is one line on stderr and exit code 2 (3: nothing fits)."""
+    try:
+        app()
+    except ScalingError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

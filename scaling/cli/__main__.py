@@ -1,0 +1,5 @@
+"""``python -m scaling.cli``."""
+
+from scaling.cli import main
+
+main()

@@ -1,0 +1,93 @@
+"""A few real steps of a plan on this machine, metered: real ranks, or rank 0 of any number of simulated ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from scaling.meter import Measurement, Meter, highest
+from scaling.simulate import simulate
+from strategies.decision import Decision
+from strategies.estimate import MemoryProfile, Phase
+from strategies.load_model import resolve_model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPlan:
+    """Measured bytes of a plan, and the prediction they belong beside."""
+
+    decision: Decision
+    simulated: bool
+    """Rank 0 of N in one process, instead of N processes."""
+    num_steps: int
+    measured: MemoryProfile
+    """Of the rank with the highest peak."""
+    rank: int
+
+    @property
+    def measured_over_predicted(self) -> float:
+        return self.measured.peak_bytes / self.decision.estimate.peak_allocated_bytes
+
+
+def measure_plan(decision: Decision, *, num_steps: int, simulated: bool) -> MeasuredPlan:
+    """Run ``num_steps`` optimizer steps, one evaluation and one gathering save of the plan with random tokens.
+
+    Real ranks are processes over gloo on this machine's CPU; the memory of a CUDA run differs in kernels only.
+
+    Raises:
+        ScalingError: the model cannot be built here.
+    """
+    from scaling.measured_ranks import measure_ranks
+
+    program = partial(run_steps, decision, num_steps)
+    vocab_size = _vocab_size(decision)
+    world_size = decision.cluster.gpus
+    measurements: tuple[Measurement, ...] = (
+        (simulate(program, world_size=world_size, vocab_size=vocab_size),)
+        if simulated
+        else measure_ranks(program, world_size=world_size, vocab_size=vocab_size)
+    )
+    top = highest(measurements)
+    return MeasuredPlan(
+        decision=decision, simulated=simulated, num_steps=num_steps, measured=top.device(), rank=top.rank
+    )
+
+
+def run_steps(decision: Decision, num_steps: int, meter: Meter) -> object:
+    """Build the plan's engine in this rank, train ``num_steps``, evaluate and gather once; return what must live on."""
+    import torch
+
+    from scaling.batch import causal_batch
+    from scaling.engines.build import build_engine
+    from scaling.engines.optimizer import OptimizerSettings
+    from scaling.export import gather_state
+    from scaling.loop import evaluate, train_step
+    from scaling.models import InitialWeights, build_config, build_model
+
+    resolved = resolve_model(decision.model)
+    model = build_model(build_config(resolved), InitialWeights(folder=None), decision=decision, seed=0)
+    with meter.phase(Phase.INITIALISE):
+        engine = build_engine(
+            model,
+            decision=decision,
+            settings=OptimizerSettings(weight_decay=0.01),
+            device=torch.device("cpu"),
+            meter=meter,
+        )
+    meter.attach(engine.owners)
+    engine.set_learning_rate(1e-4)
+    shape = (decision.plan.micro_batch_size, decision.job.seq_len)
+    ids = torch.randint(_vocab_size(decision), shape, generator=torch.Generator().manual_seed(0))
+    batch = causal_batch(ids)
+    for _ in range(num_steps):
+        train_step(engine, [batch] * decision.plan.gradient_accumulation_steps)
+    evaluate(engine, [batch])
+    with meter.phase(Phase.SAVE):
+        gather_state(engine)
+    return engine
+
+
+def _vocab_size(decision: Decision) -> int:
+    from scaling.models import build_config
+
+    return int(build_config(resolve_model(decision.model)).get_text_config().vocab_size)
