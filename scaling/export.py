@@ -49,6 +49,7 @@ def export_model(model: Any, state: dict[str, torch.Tensor], tokenizer: Any, *, 
         check_export(partial, state, tokenizer)
         partial.rename(folder)
     except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
         raise ExportError(f"cannot write the model to {folder}: {error}; free space or give another --out") from error
 
 
@@ -70,7 +71,7 @@ def check_export(folder: Path, state: dict[str, torch.Tensor], tokenizer: Any) -
     if problems:
         raise ExportError(
             f"{folder} does not open as the model that was trained: {'; '.join(problems[:5])}; "
-            f"the weights are lost unless a checkpoint holds them"
+            f"what was written stays there"
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from scaling.errors import ModelError
@@ -69,8 +70,9 @@ def build_config(resolved: ResolvedModel) -> Any:
         )
     try:
         config = transformers.AutoConfig.for_model(**_without_code(resolved.config))
-    except (TypeError, ValueError) as error:
-        raise ModelError(f"model {resolved.name}: transformers refuses its config: {error}; correct it") from error
+    except (TypeError, ValueError, StrictDataclassError) as error:
+        reason = _one_line(error)
+        raise ModelError(f"model {resolved.name}: transformers refuses its config: {reason}; correct it") from error
     text_config = config.get_text_config()
     if model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(text_config, "is_decoder", True):
         raise ModelError(
@@ -97,7 +99,7 @@ def build_model(config: Any, weights: InitialWeights, *, decision: Decision, see
     torch.manual_seed(seed)
     try:
         if weights.folder:
-            model = transformers.AutoModelForCausalLM.from_pretrained(weights.folder, config=config, **options)
+            model = _load(weights.folder, config, options)
         else:
             model = transformers.AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, RuntimeError, NotImplementedError) as error:
@@ -108,6 +110,20 @@ def build_model(config: Any, weights: InitialWeights, *, decision: Decision, see
         _checkpoint_activations(model, name=decision.model)
     model.train()
     return model
+
+
+def _load(folder: Path, config: Any, options: dict[str, Any]) -> torch.nn.Module:
+    """Return the model with the weights in ``folder``; a tensor that is missing there would start random, unsaid."""
+    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, config=config, output_loading_info=True, **options
+    )
+    model, report = loaded
+    if absent := sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"]):
+        raise ModelError(
+            f"the weights in {folder} lack {', '.join(absent[:3])} ({len(absent)} tensors in all); "
+            f"give a folder with the whole model, or init=random"
+        )
+    return model  # type: ignore[no-any-return]
 
 
 def _check_num_params(model: torch.nn.Module, decision: Decision) -> None:

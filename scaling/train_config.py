@@ -129,7 +129,7 @@ def _size_problems(values: Mapping[str, Any]) -> list[str]:
             problems.append(f"{name}={values[name]} must be above zero")
     for name in ("warmup_steps", "weight_decay", "seed", "eval_every", "measure_steps"):
         if name in values and not 0 <= values[name] < math.inf:
-            problems.append(f"{name}={values[name]} must not be negative")
+            problems.append(f"{name}={values[name]} must not be negative or infinite")
     if values.get("warmup_steps", 0) > values.get("steps", math.inf):
         problems.append(f"warmup_steps={values['warmup_steps']} is more than steps={values['steps']}; lower it")
     if not 0 < (share := values.get("eval_fraction", 0.5)) < 1:

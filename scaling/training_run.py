@@ -77,7 +77,7 @@ def run(prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment) -> S
     Raises:
         ScalingError: some rank cannot go on; every rank raises then or is ended by its launcher.
     """
-    transformers.utils.logging.disable_progress_bar()  # ours is the one bar
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # ours is the one bar
     join_process_group(launch, device=prepared.device, timeout_s=config.timeout_s)
     try:
         return _run(prepared, config, launch)

@@ -112,11 +112,23 @@ def _wrap(model: nn.Module, *, device: torch.device, bucket_bytes: int) -> Distr
         )
 
 
+NORM_PIECE = 2**20
+"""Elements that are widened to fp64 at a time on a CPU, where the kernel copies its input; CUDA widens as it reads."""
+
+
 def global_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Return the 2-norm over all tensors, in fp32."""
-    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
-    total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
-    return total
+    """Return the 2-norm over all tensors, summed in fp64, as fp32.
+
+    DeepSpeed sums in fp64 too. In fp32 torch 2.13 on a CPU is off by 1e-5 for a million elements, 4e-4 for ten million.
+    """
+    pieces = [
+        piece
+        for gradient in gradients
+        for piece in (gradient.flatten().split(NORM_PIECE) if gradient.device.type == "cpu" else [gradient])
+    ]
+    norms = torch.stack([torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces])
+    total: torch.Tensor = torch.linalg.vector_norm(norms)
+    return total.float()
 
 
 def clip_factor(norm: torch.Tensor, *, max_norm: float) -> torch.Tensor:

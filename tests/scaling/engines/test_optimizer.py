@@ -1,0 +1,96 @@
+"""AdamW of every engine: which parameters decay, and that cutting them into shards changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+from scaling.engines.ddp import clip_factor, global_norm
+from scaling.engines.optimizer import OptimizerSettings, make_adamw, split_by_decay
+from scaling.storage_log import StorageLog
+
+SETTINGS = OptimizerSettings(weight_decay=0.1)
+SHAPES = [(513, 257), (1001, 33), (77,), (5,)]
+
+
+def steps(pieces: int, *, num_steps: int = 4) -> torch.Tensor:
+    """Return the parameters after some steps on all of them laid end to end and cut into equal pieces."""
+    generator = torch.Generator().manual_seed(1)
+    flat = torch.cat([torch.randn(shape, generator=generator).flatten() for shape in SHAPES])
+    shards = [torch.nn.Parameter(shard.clone()) for shard in flat.chunk(pieces)]
+    optimizers = [make_adamw([shard], [], SETTINGS) for shard in shards]
+    for _ in range(num_steps):
+        gradient = torch.randn(flat.numel(), generator=generator)
+        for shard, part, optimizer in zip(shards, gradient.chunk(pieces), optimizers, strict=True):
+            shard.grad = part.clone()
+            optimizer.param_groups[0]["lr"] = 1e-3
+            optimizer.step()
+    return torch.cat([shard.detach() for shard in shards])
+
+
+@pytest.mark.parametrize("pieces", [2, 3, 7])
+def test_adamw_is_bit_equal_for_any_number_of_shards(pieces: int) -> None:
+    assert torch.equal(steps(pieces), steps(1))
+
+
+def test_adamw_matches_the_formula() -> None:
+    # Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2, first step: moments cancel to the sign of the gradient.
+    matrix, vector = torch.nn.Parameter(torch.full((2, 2), 3.0)), torch.nn.Parameter(torch.full((2,), 3.0))
+    optimizer = make_adamw([matrix], [vector], SETTINGS)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.01
+    matrix.grad, vector.grad = torch.full((2, 2), 5.0), torch.full((2,), -5.0)
+    optimizer.step()
+    assert matrix.flatten().tolist() == pytest.approx([3.0 * (1 - 0.01 * 0.1) - 0.01] * 4, rel=1e-6)
+    assert vector.tolist() == pytest.approx([3.0 + 0.01] * 2, rel=1e-6)
+
+
+def test_adamw_makes_no_copies_in_the_step() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1000, 1000))
+    parameter.grad = torch.ones(1000, 1000)
+    optimizer = make_adamw([parameter], [], SETTINGS)
+    optimizer.step()
+    log = StorageLog()
+    with log:
+        optimizer.step()
+    assert sum(event.change_bytes for event in log.events if event.change_bytes > 0 and event.op != "adopt") < 1000
+
+
+def test_only_matrices_decay() -> None:
+    config = transformers.GPT2Config(vocab_size=32, n_embd=16, n_layer=1, n_head=2, n_positions=8)
+    model = transformers.GPT2LMHeadModel(config)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    decayed, undecayed = (sorted(names[id(p)] for p in group) for group in split_by_decay(model))
+    assert decayed == [
+        "transformer.h.0.attn.c_attn.weight",
+        "transformer.h.0.attn.c_proj.weight",
+        "transformer.h.0.mlp.c_fc.weight",
+        "transformer.h.0.mlp.c_proj.weight",
+        "transformer.wpe.weight",
+        "transformer.wte.weight",
+    ]
+    assert all(name.endswith("bias") or ".ln_" in name for name in undecayed)
+    assert len(decayed) + len(undecayed) == len(names)
+
+
+def test_frozen_parameters_are_in_no_group() -> None:
+    model = torch.nn.Linear(3, 3)
+    model.weight.requires_grad_(False)
+    assert split_by_decay(model) == ([], [model.bias])
+
+
+def test_global_norm_does_not_lose_digits_on_large_tensors() -> None:
+    # Ten million equal numbers: the norm is their size times the root of their number, 1e-3 * sqrt(1e7).
+    gradients = [torch.full((5_000_000,), 1e-3), torch.full((5000, 1000), 1e-3)]
+    assert float(global_norm(gradients)) == pytest.approx(3.16227766, rel=1e-6)
+
+
+def test_clip_factor_matches_torch() -> None:
+    for norm in (0.5, 1.0, 5.0, 1e6):
+        parameter = torch.nn.Parameter(torch.zeros(4))
+        parameter.grad = torch.full((4,), norm / 2)
+        torch.nn.utils.clip_grad_norm_([parameter], 1.0)
+        assert float(clip_factor(torch.tensor(norm), max_norm=1.0)) * norm / 2 == pytest.approx(
+            float(parameter.grad[0]), rel=1e-6
+        )

@@ -1,0 +1,193 @@
+"""Runs in every rank: hand-made windows under every engine. Rank 0 writes what all ranks saw as JSON.
+
+python -m tests.scaling.engines.worker OUT (under torchrun for several ranks)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import scaling.engines.ddp
+import scaling.engines.deepspeed
+from scaling.batch import weightless
+from scaling.engines.base import Engine
+from scaling.engines.build import build_engine
+from scaling.engines.optimizer import OptimizerSettings
+from scaling.launch_env import join_process_group, read_launch_environment
+from scaling.loop import evaluate, train_step
+from scaling.meter import NoMeter
+from strategies.job import Precision
+from tests.scaling.decisions import toy_decision
+from tests.scaling.engines.toy import LN_2, Gradient, Tokens, Toy
+
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
+MicroBatch = Sequence[Gradient]
+Window = Sequence[MicroBatch]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Windows of micro batches, the same on every rank unless `per_rank` says otherwise."""
+
+    windows: Sequence[Window] = ()
+    per_rank: Sequence[Sequence[Window]] = ()
+    max_norm: float = 0.0
+    learning_rate: float = 0.0
+    """Of plain SGD: the weights move by minus this times the clipped gradient."""
+    loss: float = LN_2
+
+    def of_rank(self, rank: int) -> Sequence[Window]:
+        return self.per_rank[rank] if self.per_rank else self.windows
+
+
+@dataclass(kw_only=True)
+class Seen:
+    """What one rank saw in one case."""
+
+    norms: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    """Of the scorer after the last window."""
+    names: list[str] = field(default_factory=list)
+    """Of all gathered parameters."""
+
+
+ONE, FOUR = (1.0,), (4.0,)
+CASES = {
+    "tokens_in_micro_batches": Case(windows=[[[FOUR], [ONE, ONE, ONE]]]),
+    "one_batch_of_all_tokens": Case(windows=[[[FOUR, ONE, ONE, ONE]]]),
+    "identical_micro_batches": Case(windows=[[[(2.0,)]] * 4]),
+    "loss_accumulation_1": Case(windows=[[[ONE]]], loss=3.0),
+    "loss_accumulation_2": Case(windows=[[[ONE]] * 2], loss=3.0),
+    "loss_accumulation_8": Case(windows=[[[ONE]] * 8, [[ONE]] * 3], loss=3.0),
+    "clipped_once": Case(windows=[[[(3.0, 4.0)], [(-3.0, 4.0)]]], max_norm=1.0, learning_rate=1.0),
+    "clipped_shards": Case(windows=[[[(3.0, 0.0, 4.0, 0.0)]]], max_norm=1.0, learning_rate=1.0),
+    "not_clipped": Case(windows=[[[(3.0, 0.0, 4.0, 0.0)]]], max_norm=10.0, learning_rate=1.0),
+    "short_last_window": Case(windows=[[[(i,)] for i in window] for window in ((1, 2, 3, 4), (5, 6, 7, 8), (9, 10))]),
+    "micro_batch_without_labels": Case(windows=[[[FOUR], []], [[], [ONE]]]),
+}
+TWO_RANK_CASES = {"tokens_on_ranks": Case(per_rank=[[[[FOUR]]], [[[ONE, ONE, ONE]]]])}
+
+
+def main(out: Path) -> None:
+    launch = read_launch_environment(os.environ)
+    join_process_group(launch, device=torch.device("cpu"), timeout_s=120)
+    cases = CASES | (TWO_RANK_CASES if launch.world_size == 2 else {})
+    mine: dict[str, Any] = {}
+    for strategy in STRATEGIES:
+        with_sgd()
+        mine[strategy] = {name: asdict(run_case(case, strategy)) for name, case in cases.items()}
+        mine[strategy]["evaluation"] = run_evaluation(strategy)
+        with_adamw()
+        mine[strategy]["slow_weights"] = run_slow_weights(strategy)
+        mine[strategy]["not_finite"] = run_not_finite(strategy)
+    all_ranks: list[Any] = [None] * launch.world_size
+    dist.all_gather_object(all_ranks, mine)
+    if launch.is_main:
+        out.write_text(json.dumps(all_ranks))
+    dist.destroy_process_group()
+
+
+def run_case(case: Case, strategy: str) -> Seen:
+    tokens, seen = Tokens(), Seen()
+    for gradient in (gradient for rank in case.per_rank for window in rank for micro in window for gradient in micro):
+        tokens.id(gradient)  # the same table on every rank
+    windows = [[tokens.batch(micro) for micro in window] for window in case.of_rank(dist.get_rank())]
+    accumulation = max(len(window) for window in windows)
+    engine = make_engine(Toy(tokens.gradients, loss=case.loss), strategy, accumulation, max_norm=case.max_norm)
+    engine.set_learning_rate(case.learning_rate)
+    for window in windows:
+        result = train_step(engine, window)
+        seen.losses.append(float(result.mean_loss))
+        seen.norms.append(float(result.grad_norm))
+    for name, parameter in engine.gathered_parameters():
+        seen.names.append(name)
+        if name == "scorer.weight":
+            seen.weights = parameter.flatten().tolist()
+    engine.close()
+    return seen
+
+
+def run_evaluation(strategy: str) -> dict[str, float]:
+    """Four tokens with a loss of ln 2 in one batch, one with a loss of 3 in another; the second rank has none."""
+    tokens = Tokens()
+    lost = (math.log(math.exp(3.0) - 1) / 2,)  # x = -2 * this, so the score is -ln(e**3 - 1) and the loss ln(e**3)
+    batches = [tokens.batch([(0.0,)] * 4), tokens.batch([lost], num_padding=5)]
+    model = Toy(tokens.gradients)
+    torch.nn.init.ones_(model.scorer.weight)
+    engine = make_engine(model, strategy, 1)
+    mine = batches if dist.get_rank() == 0 else [weightless(batch) for batch in batches]
+    result = evaluate(engine, mine)
+    engine.close()
+    return {"loss": result.mean_loss, "tokens": result.num_tokens}
+
+
+def run_slow_weights(strategy: str) -> list[float]:
+    """A bf16 weight of one that AdamW lowers by a thousandth a step; the weight after every step."""
+    tokens = Tokens()
+    batch = tokens.batch([(1.0,)])
+    model = Toy(tokens.gradients).to(torch.bfloat16)
+    torch.nn.init.ones_(model.scorer.weight)
+    engine = make_engine(model, strategy, 1, precision=Precision.BF16)
+    engine.set_learning_rate(1e-3)
+    weights = []
+    for _ in range(8):
+        train_step(engine, [batch])
+        weights += [float(p.detach()) for name, p in engine.gathered_parameters() if name == "scorer.weight"]
+    engine.close()
+    return weights
+
+
+def run_not_finite(strategy: str) -> float:
+    """Return the norm that a step with an infinite gradient reports, which is no number the trainer goes on with."""
+    tokens = Tokens()
+    batch = tokens.batch([(float("inf"),)])
+    engine = make_engine(Toy(tokens.gradients), strategy, 1, max_norm=1.0)
+    norm = float(train_step(engine, [batch]).grad_norm)
+    engine.close()
+    return norm
+
+
+def make_engine(
+    model: torch.nn.Module,
+    strategy: str,
+    accumulation: int,
+    *,
+    max_norm: float = 0.0,
+    precision: Precision = Precision.FP32,
+) -> Engine:
+    decision = toy_decision(
+        strategy, world_size=dist.get_world_size(), accumulation=accumulation, max_norm=max_norm, precision=precision
+    )
+    settings = OptimizerSettings(weight_decay=0.0)
+    return build_engine(model, decision=decision, settings=settings, device=torch.device("cpu"), meter=NoMeter())
+
+
+ADAMW = scaling.engines.ddp.make_adamw
+
+
+def with_sgd() -> None:
+    """Let every engine use plain SGD, whose update shows the gradient."""
+
+    def make_sgd(decayed: Any, undecayed: Any, settings: OptimizerSettings) -> Any:
+        return torch.optim.SGD([{"params": decayed}, {"params": undecayed}], lr=0.0)
+
+    scaling.engines.ddp.make_adamw = scaling.engines.deepspeed.make_adamw = make_sgd  # type: ignore[assignment]
+
+
+def with_adamw() -> None:
+    scaling.engines.ddp.make_adamw = scaling.engines.deepspeed.make_adamw = ADAMW
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

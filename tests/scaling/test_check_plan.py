@@ -1,0 +1,108 @@
+"""A plan that these processes cannot run as it is written is refused, with both values."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scaling.check_plan import ACCELERATE_CONFIG, check_plan
+from scaling.errors import EngineError, LaunchError
+from scaling.launch_env import LaunchEnvironment
+from strategies.decision import Decision
+from strategies.emit.deepspeed import deepspeed_config
+from strategies.errors import PlanError
+from strategies.job import Precision
+from tests.scaling.decisions import toy_decision
+
+
+def launched(world_size: int) -> LaunchEnvironment:
+    return LaunchEnvironment(rank=0, local_rank=0, world_size=world_size, local_world_size=world_size, is_launched=True)
+
+
+def check(decision: Decision, folder: Path, *, world_size: int = 2, **environ: str) -> None:
+    check_plan(decision, plan_path=folder / "plan.json", launch=launched(world_size), environ=environ)
+
+
+@pytest.fixture
+def zero2() -> Decision:
+    return toy_decision("zero2", world_size=2, accumulation=4, max_norm=1.0)
+
+
+def test_a_plan_beside_its_own_deepspeed_json_is_accepted(zero2: Decision, tmp_path: Path) -> None:
+    path = tmp_path / "deepspeed.json"
+    path.write_text(json.dumps(deepspeed_config(zero2)))
+    check(zero2, tmp_path, **{ACCELERATE_CONFIG: str(path)})
+
+
+def test_another_world_size_is_refused(zero2: Decision, tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=r"the plan is for gpus=2, but world_size=3 processes were started"):
+        check(zero2, tmp_path, world_size=3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gradient_clipping": 0.5}, r"gradient_clipping is 0.5 in .*deepspeed.json but 1.0 in the plan"),
+        ({"zero_optimization": {"stage": 3}}, r"zero_optimization.allgather_bucket_size is absent in .* but 6"),
+        ({"zero_force_ds_cpu_optimizer": 0}, r"zero_force_ds_cpu_optimizer is 0 in .* but false"),
+        ({"optimizer": {"type": "AdamW"}}, r'optimizer is {"type": "AdamW"} in .* but absent in the plan'),
+    ],
+)
+def test_a_deepspeed_json_that_differs_is_refused(
+    zero2: Decision, tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    (tmp_path / "deepspeed.json").write_text(json.dumps({**(deepspeed_config(zero2) or {}), **changes}))
+    with pytest.raises(LaunchError, match=message):
+        check(zero2, tmp_path)
+
+
+def test_the_json_that_accelerate_names_is_checked_too(zero2: Decision, tmp_path: Path) -> None:
+    named = tmp_path / "elsewhere.json"
+    named.write_text(json.dumps({**(deepspeed_config(zero2) or {}), "train_batch_size": 16}))
+    with pytest.raises(LaunchError, match=r"train_batch_size is 16 in .*elsewhere.json but 8 in the plan"):
+        check(zero2, tmp_path, **{ACCELERATE_CONFIG: str(named)})
+
+
+def test_a_deepspeed_json_for_a_ddp_plan_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "deepspeed.json").write_text("{}")
+    with pytest.raises(LaunchError, match="configures DeepSpeed, but the plan's strategy is ddp"):
+        check(toy_decision("ddp", world_size=2, accumulation=1), tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", None], ids=["not JSON", "missing"])
+def test_a_deepspeed_json_that_cannot_be_read_is_told(zero2: Decision, tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "named.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(LaunchError, match="cannot read"):
+        check(zero2, tmp_path, **{ACCELERATE_CONFIG: str(path)})
+
+
+def test_a_batch_that_does_not_divide_is_refused(zero2: Decision, tmp_path: Path) -> None:
+    wrong = replace(zero2, job=replace(zero2.job, global_batch_size=7))
+    with pytest.raises(PlanError, match="global_batch_size=7 is not a positive multiple"):
+        check(wrong, tmp_path)
+
+
+def test_accumulation_that_contradicts_the_batch_is_refused(zero2: Decision, tmp_path: Path) -> None:
+    wrong = replace(zero2, plan=replace(zero2.plan, gradient_accumulation_steps=3))
+    with pytest.raises(PlanError, match=r"gradient_accumulation_steps=3 in the plan, but .* = 4"):
+        check(wrong, tmp_path)
+
+
+def test_fp16_is_refused_by_name(zero2: Decision, tmp_path: Path) -> None:
+    wrong = replace(zero2, job=replace(zero2.job, precision=Precision.FP16))
+    with pytest.raises(EngineError, match="precision=fp16 cannot be trained yet"):
+        check(wrong, tmp_path)
+
+
+def test_a_strategy_without_its_extra_is_refused(
+    zero2: Decision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    with pytest.raises(EngineError, match=r"strategy=zero2 needs DeepSpeed.*memory-scaling\[deepspeed\]"):
+        check(zero2, tmp_path)

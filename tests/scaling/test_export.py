@@ -1,0 +1,160 @@
+"""The exported folder: opens, equals what was trained, is whole or absent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import transformers
+
+from scaling.data.tokenizer import load_tokenizer
+from scaling.engines.base import Engine
+from scaling.errors import ExportError
+from scaling.export import export_model, gather_state
+from tests.scaling.decisions import TINY_LLAMA
+
+GPT2 = {"vocab_size": 288, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+EXPERTS = {
+    **{name: value for name, value in TINY_LLAMA.items() if name not in ("model_type", "architectures")},
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "head_dim": 8,
+}
+
+
+class OneRank(Engine):
+    """An engine that only gathers: one parameter at a time, invalid once the next one is asked for."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model, self.rank = model, 0
+
+    def gathered_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self.model.named_parameters():
+            lent = parameter.detach().clone()
+            yield name, lent
+            lent.fill_(float("nan"))
+
+    def accumulate(self, *, is_last: bool) -> Any:
+        return nullcontext()
+
+    def set_learning_rate(self, learning_rate: float) -> None: ...
+
+    def owners(self) -> Any: ...
+
+    def close(self) -> None: ...
+
+    def _forward(self, input_ids: torch.Tensor) -> Any: ...
+
+    def _backward(self, loss: torch.Tensor) -> None: ...
+
+    def _optimizer_step(self) -> torch.Tensor:
+        return torch.zeros(())
+
+
+def make(model_type: str, settings: dict[str, Any], *, dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(0)
+    settings = {name: value for name, value in settings.items() if name not in ("model_type", "architectures")}
+    config = transformers.AutoConfig.for_model(model_type, **settings)
+    model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.config.use_cache = False
+    return model
+
+
+def export(model: Any, folder: Path) -> dict[str, torch.Tensor]:
+    state = gather_state(OneRank(model))
+    assert state is not None
+    export_model(model, state, load_tokenizer("bytes"), folder=folder)
+    return state
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("model_type", "settings"),
+    [
+        ("llama", TINY_LLAMA),
+        ("llama", {**TINY_LLAMA, "tie_word_embeddings": True}),
+        ("gpt2", GPT2),
+        ("qwen3_moe", EXPERTS),
+    ],
+    ids=["llama", "llama-tied", "gpt2-tied", "experts"],
+)
+def test_exported_model_gives_the_same_logits(
+    model_type: str, settings: dict[str, Any], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model = make(model_type, settings, dtype=dtype).eval()
+    export(model, tmp_path / "final")
+    opened: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "final").eval()
+    ids = torch.arange(12).reshape(2, 6)
+    with torch.no_grad():
+        assert torch.equal(opened(input_ids=ids).logits, model(input_ids=ids).logits)
+    assert opened.dtype is dtype
+    assert opened.config.use_cache
+    assert not model.config.use_cache
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(tmp_path / "final")
+    assert tokenizer.decode(tokenizer("größer")["input_ids"], skip_special_tokens=True) == "größer"
+
+
+def test_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
+    # transformers #30202, safetensors #265: a head that is missing, random, or stored twice.
+    model = make("llama", {**TINY_LLAMA, "tie_word_embeddings": True})
+    export(model, tmp_path / "final")
+    stored = safetensors.torch.load_file(tmp_path / "final" / "model.safetensors")
+    assert "lm_head.weight" not in stored
+    assert sum(tensor.numel() for tensor in stored.values()) == sum(p.numel() for p in model.parameters())
+    opened: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "final")
+    assert opened.lm_head.weight is opened.model.embed_tokens.weight
+
+
+def test_untied_weights_of_equal_value_are_both_stored(tmp_path: Path) -> None:
+    model = make("llama", TINY_LLAMA)
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.model.embed_tokens.weight)
+    export(model, tmp_path / "final")
+    stored = safetensors.torch.load_file(tmp_path / "final" / "model.safetensors")
+    assert torch.equal(stored["lm_head.weight"], stored["model.embed_tokens.weight"])
+
+
+def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "final").mkdir()
+    (tmp_path / "final" / "mine").write_text("kept")
+    with pytest.raises(ExportError, match="already exists; move it away"):
+        export(make("llama", TINY_LLAMA), tmp_path / "final")
+    assert [path.name for path in (tmp_path / "final").iterdir()] == ["mine"]
+
+
+def test_weights_that_change_on_disk_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("llama", TINY_LLAMA)
+    save = transformers.PreTrainedModel.save_pretrained
+
+    def damage(self: Any, folder: Path, **options: Any) -> None:
+        save(self, folder, **options)
+        path = Path(folder) / "model.safetensors"
+        content = bytearray(path.read_bytes())
+        content[-3] ^= 1
+        path.write_bytes(bytes(content))
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "save_pretrained", damage)
+    with pytest.raises(ExportError, match=r"does not open as the model that was trained: different: "):
+        export(model, tmp_path / "final")
+    assert not (tmp_path / "final").exists()
+
+
+def test_a_tensor_left_out_is_noticed(tmp_path: Path) -> None:
+    model = make("llama", TINY_LLAMA)
+    state = gather_state(OneRank(model)) or {}
+    kept = {name: tensor for name, tensor in state.items() if "mlp.up_proj" not in name}
+    with pytest.raises(ExportError, match="missing_keys"):
+        export_model(model, kept, load_tokenizer("bytes"), folder=tmp_path / "final")
+    assert not (tmp_path / "final").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ExportError, match="cannot write the model to"):
+        export(make("llama", TINY_LLAMA), tmp_path / "file" / "final")

@@ -1,0 +1,119 @@
+"""Records, the metrics file and the summary."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scaling.meter import Measurement, Span
+from scaling.metrics import EvaluationRecord, Reporter, StepRecord, Summary, summarise
+from strategies.estimate import CauseBytes, Estimate, Level, MemoryProfile, Phase, PhaseBytes
+from strategies.serialize import from_json, to_json
+from tests.scaling.decisions import toy_decision
+
+MIB = 2**20
+
+
+def step(number: int, *, seconds: float, peak: int | None = 60 * MIB) -> StepRecord:
+    return StepRecord(
+        step=number,
+        loss=5.0 - number,
+        grad_norm=1.0,
+        lr=1e-3,
+        tokens_per_s=100 / seconds,
+        step_time_s=seconds,
+        epoch=0.1,
+        peak_allocated_bytes=peak,
+    )
+
+
+def evaluation(number: int) -> EvaluationRecord:
+    return EvaluationRecord(step=number, eval_loss=2.5, eval_tokens=64, eval_time_s=0.5)
+
+
+def metered(*, steps: int) -> Measurement:
+    causes = CauseBytes(parameters=60 * MIB)
+    spans = [
+        Span(
+            phase=Phase.OPTIMIZER_STEP,
+            step=number,
+            device=causes,
+            host=CauseBytes(),
+            device_end=causes,
+            host_end=CauseBytes(),
+        )
+        for number in range(steps)
+    ]
+    return Measurement(rank=0, world_size=2, spans=tuple(spans))
+
+
+def summary(*, metered_steps: int | None) -> Summary:
+    profile = MemoryProfile(phases=(PhaseBytes(phase=Phase.BACKWARD, causes=CauseBytes(activations=50 * MIB)),))
+    decision = replace(
+        toy_decision("zero2", world_size=2, accumulation=2),
+        estimate=Estimate(level=Level.INSTANT, memory=profile, peak_reserved_bytes=50 * MIB),
+    )
+    peak = 60 * MIB if metered_steps else None
+    seconds = (9.0, 9.0, 1.0, 2.0, 4.0)
+    records = [step(number + 1, seconds=value, peak=peak) for number, value in enumerate(seconds)]
+    return summarise(
+        [*records, evaluation(5)],
+        decision=decision,
+        initial_weights="random weights",
+        measurement=metered(steps=metered_steps) if metered_steps else None,
+        train_time_s=25.0,
+        final=Path("run/final"),
+        data_hash="abc",
+    )
+
+
+def test_metrics_file_has_one_json_object_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with Reporter(path, num_steps=2) as reporter:
+        reporter.add(step(1, seconds=2.0))
+        # On disk before the next step: a run that is killed leaves what it has done.
+        assert len(path.read_text().splitlines()) == 1
+        reporter.add(evaluation(1))
+    first, second = (json.loads(line) for line in path.read_text().splitlines())
+    assert set(first) == {
+        "step",
+        "loss",
+        "grad_norm",
+        "lr",
+        "tokens_per_s",
+        "step_time_s",
+        "epoch",
+        "peak_allocated_bytes",
+    }
+    assert second == {"step": 1, "eval_loss": 2.5, "eval_tokens": 64, "eval_time_s": 0.5}
+
+
+def test_speed_is_the_median_of_steps_that_were_not_metered() -> None:
+    assert summary(metered_steps=2).step_time_s == 2.0
+    assert summary(metered_steps=None).step_time_s == 4.0
+
+
+def test_measured_peak_stands_beside_the_predicted_one() -> None:
+    result = summary(metered_steps=2)
+    assert (result.predicted_peak_bytes, result.measured_peak_bytes) == (50 * MIB, 60 * MIB)
+    assert result.measured_over_predicted == pytest.approx(1.2)
+    assert "predicted 50.00 MiB, measured 60.00 MiB over 2 steps: measured / predicted = 1.200" in result.lines()[2]
+
+
+def test_nothing_metered_is_said() -> None:
+    result = summary(metered_steps=None)
+    assert result.measured_over_predicted is None
+    assert result.lines()[2] == "peak memory per rank: predicted 50.00 MiB, not measured"
+
+
+def test_summary_survives_json() -> None:
+    result = summary(metered_steps=2)
+    assert from_json(Summary, to_json(result), source="a test") == result
+
+
+def test_losses_are_those_of_the_first_and_last_step() -> None:
+    result = summary(metered_steps=2)
+    assert (result.steps, result.first_loss, result.final_loss, result.final_eval_loss) == (5, 4.0, 0.0, 2.5)
