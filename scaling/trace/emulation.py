@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from scaling.trace.autocast import AutocastRules, forwarded_contexts
 from scaling.trace.kernels import CPU_KERNELS, CUDA_KERNELS
 from scaling.trace.meta_results import MetaResults
+from scaling.trace.optimizers import optimizers_of
 from strategies.errors import ScalingError
 
 _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
@@ -81,5 +82,5 @@ def emulated_device(device: str) -> Iterator[None]:
     """Run meta tensors as if on ``device`` (``cuda`` or ``cpu``), under its autocast where that is on."""
     mode = DeviceEmulation(device)
     forwarded = frozenset({"meta", "cuda"} if device == "cuda" else {"meta"})
-    with forwarded_contexts(mode.rules, forwarded), mode, MetaResults(device):
+    with forwarded_contexts(mode.rules, forwarded), optimizers_of(device), mode, MetaResults(device):
         yield

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -41,18 +42,26 @@ class TraceEngine(ABC):
 class EngineSpec(ABC):
     """How a module is to be trained; makes the engine once the module exists."""
 
+    whole_model_on_device: ClassVar[bool] = True
+    """Whether every rank's device holds the unsharded model before the engine is made."""
+
+    def environment(self, recorder: Recorder) -> AbstractContextManager[None]:
+        """Return the context in which the module is traced; what the engine needs around it, such as a process group."""
+        return nullcontext()
+
     @abstractmethod
     def build(self, module: nn.Module, recorder: Recorder) -> TraceEngine:
         """Return the engine, after the allocations that setting it up makes."""
 
 
-def adamw(*, kernels: str, fused: bool = False) -> OptimizerFactory:
+def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """Return AdamW as the device runs it by default: for-each on CUDA, one parameter at a time on a CPU."""
+    return torch.optim.AdamW(parameters, lr=1e-4)
 
-    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=1e-4, fused=fused, foreach=kernels == "cuda" and not fused)
 
-    return make
+def fused_adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return AdamW as one kernel, without temporaries."""
+    return torch.optim.AdamW(parameters, lr=1e-4, fused=True)
 
 
 @final
@@ -60,21 +69,19 @@ def adamw(*, kernels: str, fused: bool = False) -> OptimizerFactory:
 class SingleDevice(EngineSpec):
     """One process, no sharding, no communication."""
 
-    optimizer: OptimizerFactory | None = None
-    """None for `adamw` with the defaults of the traced device."""
+    optimizer: OptimizerFactory = adamw
     gradient_clipping: float = 0.0
     """Largest gradient norm; 0 for no clipping."""
 
     def build(self, module: nn.Module, recorder: Recorder) -> TraceEngine:
-        factory = self.optimizer or adamw(kernels=recorder.emulated)
-        return PlainEngine(module, recorder, factory, self.gradient_clipping)
+        return PlainEngine(module, self.optimizer, self.gradient_clipping)
 
 
 class PlainEngine(TraceEngine):
     """Steps a torch optimizer on the module's own parameters."""
 
-    def __init__(self, module: nn.Module, recorder: Recorder, factory: OptimizerFactory, clipping: float) -> None:
-        self.module, self.recorder, self.clipping = module, recorder, clipping
+    def __init__(self, module: nn.Module, factory: OptimizerFactory, clipping: float) -> None:
+        self.module, self.clipping = module, clipping
         self.trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.optimizer = factory(self.trained)
 

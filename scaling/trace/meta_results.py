@@ -25,6 +25,8 @@ class MetaResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # DTensor comes back here with its inner tensors
         correction = self._corrections.get(func)
         if correction is None or args[0].device.type != "meta":
             return func(*args, **(kwargs or {}))

@@ -35,7 +35,10 @@ class Recorder:
         self._attribution = Attribution(self.log, device_type=device, vocab_size=vocab_size)
         self._sections = [Section(0, 0, Phase.INITIALISE)]
         self._ends: list[int] = []
+        self._num_seen = 0
         self._streams: dict[int, int] = {}
+        self.current_stream = 0
+        """Stream on which storages are allocated from now on."""
 
     @contextmanager
     def section(self, section: Section, owners: Iterable[Owned] = ()) -> Iterator[None]:
@@ -79,8 +82,14 @@ class Recorder:
         if found is None:
             return None
         cause, place = found
+        stream = self._streams.get(number, 0)
+        if stream and cause is Cause.ACTIVATIONS:  # no module computes there
+            cause = Cause.COMMUNICATION_BUCKETS
         is_host_of_gpu = place is Place.HOST and (device != "cpu" or self.emulated != "cpu")
-        return None if is_host_of_gpu else StorageUse(CAUSES.index(cause), self._streams.get(number, 0))
+        return None if is_host_of_gpu else StorageUse(CAUSES.index(cause), stream)
 
     def _observe(self, func: Any, args: tuple[Any, ...], _: Any) -> None:
         self._attribution.observe(func, args)
+        if self.current_stream:
+            self._streams.update(dict.fromkeys(range(self._num_seen, len(self.log.storages)), self.current_stream))
+        self._num_seen = len(self.log.storages)

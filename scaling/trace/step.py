@@ -59,8 +59,9 @@ def trace_step(
     inputs = {name: tensor.to(device) if on_cpu else _without_data(tensor) for name, tensor in batch.items()}
     run = _Run(module, inputs, options, recorder, loss or model_loss)
     emulation = nullcontext() if on_cpu else emulated_device(options.kernels)
-    with explained(module), emulation:
-        run.all_steps(engine or SingleDevice())
+    spec = engine or SingleDevice()
+    with explained(module), emulation, spec.environment(recorder):
+        run.all_steps(spec)
     return recorder.result()
 
 
@@ -79,14 +80,20 @@ class _Run:
         self.module, self.inputs, self.options, self.recorder, self.loss = module, inputs, options, recorder, loss
 
     def all_steps(self, spec: EngineSpec) -> None:
-        with self.recorder.section(Section(0, 0, Phase.INITIALISE)):
-            self.recorder.claim(_initial_owners(self.module, self.inputs))
-            engine = spec.build(self.module, self.recorder)
+        engine = self.initialised(spec)
         for step in range(self.options.num_steps):
             self.one_step(engine, step)
         if self.options.evaluate:
             self.evaluation(engine)
         self.recorder.claim(engine.owners())
+
+    def initialised(self, spec: EngineSpec) -> TraceEngine:
+        built = None if spec.whole_model_on_device else spec.build(self.module, self.recorder)
+        with self.recorder.section(Section(0, 0, Phase.INITIALISE)):
+            if built is not None:
+                self.recorder.claim(built.owners())
+            self.recorder.claim(_initial_owners(self.module, self.inputs))
+            return built or spec.build(self.module, self.recorder)
 
     def one_step(self, engine: TraceEngine, step: int) -> None:
         last = self.options.gradient_accumulation_steps - 1

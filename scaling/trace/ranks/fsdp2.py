@@ -1,0 +1,147 @@
+"""The real ``fully_shard`` of the installed torch, as rank 0 of N, on tensors without data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from scaling.ownership import Cause, Owned, fsdp2_owners
+from scaling.trace.engine import EngineSpec, OptimizerFactory, TraceEngine, adamw, update
+from scaling.trace.errors import TraceError
+from scaling.trace.patching import patched
+from scaling.trace.ranks.group import rank_0_of
+from scaling.trace.ranks.sharding_propagation import unlogged_sharding_propagation
+from scaling.trace.ranks.streams import StreamTracker
+from scaling.trace.recompute import repeated_blocks
+from scaling.trace.recorder import Recorder
+
+_REDUCE_SCATTER_STREAM = 3
+"""FSDP2 makes it third, after the two of the all-gather (FSDPCommContext.lazy_init)."""
+
+FindBlocks = Callable[[nn.Module], Sequence[nn.Module]]
+
+
+def _every_repeated_block(module: nn.Module) -> Sequence[nn.Module]:
+    return list(repeated_blocks(module))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fsdp2(EngineSpec):
+    """Parameters sharded over all ranks and gathered block by block. Weights must be fp32 (``TracePrecision.FP32``).
+
+    The device never holds the whole model: shards are made from a model on the host or on meta tensors.
+    """
+
+    whole_model_on_device: ClassVar[bool] = False
+
+    world_size: int
+    reshard_after_forward: bool | None = None
+    """Whether blocks give their weights back after forward; None for all blocks but the last."""
+    param_dtype: torch.dtype | None = torch.bfloat16
+    """Format of gathered weights and of the computation; None for that of the shards."""
+    reduce_dtype: torch.dtype | None = torch.float32
+    optimizer: OptimizerFactory = adamw
+    gradient_clipping: float = 0.0
+    blocks: FindBlocks = _every_repeated_block
+    """Modules that are gathered as one; by default every repeated block."""
+    reduce_scatter_input_on_own_stream: bool = False
+    """As torch did until 2.5: the gradients' communication buffer is allocated on the reduce-scatter stream."""
+
+    @contextmanager
+    def environment(self, recorder: Recorder) -> Iterator[None]:
+        without_data = _meta_devices(StreamTracker(recorder)) if recorder.device == "meta" else nullcontext()
+        with rank_0_of(self.world_size), unlogged_sharding_propagation(), without_data:
+            yield
+
+    def build(self, module: nn.Module, recorder: Recorder) -> TraceEngine:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        blocks = list(self.blocks(module))
+        if not blocks:
+            raise TraceError(f"{type(module).__name__} has no repeated blocks to shard; name them with blocks=")
+        settings: dict[str, Any] = {
+            "mesh": init_device_mesh("cpu", (self.world_size,)),
+            "mp_policy": MixedPrecisionPolicy(param_dtype=self.param_dtype, reduce_dtype=self.reduce_dtype),
+        }
+        for block in blocks:
+            keeps = block is blocks[-1] if self.reshard_after_forward is None else not self.reshard_after_forward
+            fully_shard(block, reshard_after_forward=not keeps, **settings)
+        fully_shard(module, **settings)
+        if recorder.device == "meta":
+            for child in [*blocks, module]:
+                child.set_custom_all_gather(_NoAllGather(recorder))
+                child.set_custom_reduce_scatter(_NoReduceScatter(recorder, self.reduce_scatter_input_on_own_stream))
+        return _Fsdp2Engine(module, self.optimizer, self.gradient_clipping)
+
+
+class _Fsdp2Engine(TraceEngine):
+    def __init__(self, module: nn.Module, factory: OptimizerFactory, clipping: float) -> None:
+        self.module, self.clipping = module, clipping
+        self.trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self.optimizer = factory(self.trained)
+
+    def owners(self) -> Iterator[Owned]:
+        yield from fsdp2_owners(self.module, self.optimizer)
+
+    def forward(self, loss: Callable[[], Tensor], *, is_last: bool) -> Tensor:
+        return loss()
+
+    def step(self) -> None:
+        update(self.trained, self.optimizer, self.clipping)
+
+
+class _NoAllGather:
+    """Allocates what a real all-gather needs and gathers nothing."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self._recorder.hold(torch.empty(*size, dtype=dtype, device=device), Cause.COMMUNICATION_BUCKETS)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> None:
+        return None
+
+
+class _NoReduceScatter:
+    """Allocates what a real reduce-scatter needs and reduces nothing."""
+
+    def __init__(self, recorder: Recorder, input_on_own_stream: bool) -> None:
+        self._recorder, self._input_on_own_stream = recorder, input_on_own_stream
+        self._output_stream = _REDUCE_SCATTER_STREAM
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return the input when called on the computing stream, the output (the gradient shards) on the other one."""
+        buffer = torch.empty(*size, dtype=dtype, device=device)
+        if self._recorder.current_stream:
+            self._output_stream = self._recorder.current_stream
+            return buffer
+        stream = self._output_stream if self._input_on_own_stream else 0
+        return self._recorder.hold(buffer, Cause.COMMUNICATION_BUCKETS, stream=stream)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
+        return None
+
+
+@contextmanager
+def _meta_devices(tracker: StreamTracker) -> Iterator[None]:
+    """Let FSDP2 take meta tensors for those of a GPU, with streams that are only counted."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param_group, _fsdp_state
+    from torch.distributed.fsdp._fully_shard import _fully_shard as api
+
+    with ExitStack() as stack:
+        for module in (_fsdp_collectives, _fsdp_param_group, _fsdp_state):
+            stack.enter_context(patched(module, "_get_device_handle", lambda _: tracker))
+        stack.enter_context(patched(api, "_get_device_from_mesh", lambda _: torch.device("meta")))
+        group = _fsdp_param_group.FSDPParamGroup
+        stack.enter_context(patched(group, "_validate_no_meta_params", lambda _: None))
+        yield
