@@ -122,7 +122,9 @@ def deepspeed_owners(engine: Any) -> Iterator[Owned]:
         for tensor in _tensors(getattr(wrapper, name, None)):
             yield Owned(_wide(cause, tensor, engine), tensor, place)
             if cause is Cause.MASTER_WEIGHTS and tensor.grad is not None:
-                yield Owned(Cause.GRADIENT_ACCUMULATION, tensor.grad, place)
+                # On the host it stays; on the device it is made for the step.
+                kept = place is Place.HOST
+                yield Owned(Cause.GRADIENT_ACCUMULATION if kept else Cause.STEP_TEMPORARIES, tensor.grad, place)
     inner = getattr(wrapper, "optimizer", wrapper)
     yield from (Owned(Cause.OPTIMIZER_STATES, tensor, optimizer_place) for tensor in _tensors(_states(inner)))
     for parameter in engine.module.parameters():

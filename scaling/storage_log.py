@@ -53,6 +53,7 @@ class Storage(NamedTuple):
     num_bytes: int
     """Size when first seen."""
     device: str
+    """Where its bytes are: ``meta`` for meta and fake tensors, which have none."""
     dtype: torch.dtype
     shape: tuple[int, ...]
     event: int
@@ -170,7 +171,7 @@ class StorageLog(TorchDispatchMode):
 
         self._live[key] = _Live(number, num_bytes, weakref.ref(storage, free))
         self.storages.append(
-            Storage(num_bytes, tensor.device.type, tensor.dtype, tuple(tensor.shape), len(self.events))
+            Storage(num_bytes, storage.device.type, tensor.dtype, tuple(tensor.shape), len(self.events))
         )
         self._log(EventKind.ALLOCATE, number, num_bytes, op)
         return number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -14,6 +15,19 @@ from strategies.estimate import Phase
 _DETACH = torch.ops.aten.detach.default
 _ADD = torch.ops.aten.add_.Tensor
 _ALWAYS_DEVICE = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten.clone.default})
+
+
+class _Where(Enum):
+    """Part of the program in which an operator runs."""
+
+    FORWARD = auto()
+    """No backward at all."""
+    BACKWARD = auto()
+    """In the backward function of some operator."""
+    ACCUMULATION = auto()
+    """As autograd hands over a gradient, where engines hang their hooks."""
+    OUTSIDE = auto()
+    """In the backward phase, in the engine's own code."""
 
 
 class Attribution:
@@ -32,7 +46,7 @@ class Attribution:
         self._claims: dict[int, tuple[Cause, Place]] = {}
         self._in_collectives: set[int] = set()
         self._recomputed: set[int] = set()
-        self._outside_autograd: set[int] = set()
+        self._beside_autograd: set[int] = set()
         self._on_host: set[int] = set()
         self._num_seen = 0
 
@@ -44,16 +58,15 @@ class Attribution:
 
     def observe(self, func: Any, args: tuple[Any, ...]) -> None:
         """Record what one operator tells about its arguments and about the storages it made."""
-        backward = self._log.phase == Phase.BACKWARD
-        node = torch._C._current_autograd_node() if backward else None
-        if node is not None and node.name() == "torch::autograd::AccumulateGrad" and func in (_DETACH, _ADD):
-            self._claim_tensors(args, Cause.GRADIENTS)
+        where = _where() if self._log.phase == Phase.BACKWARD else _Where.FORWARD
+        if where is _Where.ACCUMULATION and func in (_DETACH, _ADD):
+            self._claim_gradients(args)
         elif func.namespace in ("c10d", "_c10d_functional"):
             self._in_collectives.update(_numbers(self._log, args))
         else:
             self._claim_parameters(args)
         if len(self._log.storages) > self._num_seen:
-            self._describe_new(func, args, backward=backward, in_node=node is not None)
+            self._describe_new(func, args, where)
 
     def cause(self, number: int) -> tuple[Cause, Place] | None:
         """Return what a storage counts for and in which memory; None where it has no bytes (meta tensors)."""
@@ -63,24 +76,32 @@ class Attribution:
         cause, place = self._claims.get(number) or (self._by_birth(number), self._place_by_birth(number))
         return cause, place if device == self._device_type else Place.HOST
 
-    def _claim_tensors(self, args: tuple[Any, ...], cause: Cause) -> None:
+    def _claim_gradients(self, args: tuple[Any, ...]) -> None:
+        """Claim what autograd accumulates; hooks that run there detach their buckets too, which are none."""
         for number in _numbers(self._log, args):
-            self._claims.setdefault(number, (cause, Place.DEVICE))
+            if number not in self._beside_autograd:
+                self._claims.setdefault(number, (Cause.GRADIENTS, Place.DEVICE))
 
     def _claim_parameters(self, args: tuple[Any, ...]) -> None:
         """A weight that no owner holds for long is a gathered one; while the model is made it is the model's."""
         for arg in args:
             if type(arg) is torch.nn.Parameter:
-                partitioned = hasattr(arg, "ds_tensor") or self._log.phase != Phase.INITIALISE
-                cause = Cause.GATHERED_PARAMETERS if partitioned else Cause.PARAMETERS
-                self._claim_tensors((arg,), cause)
+                cause = Cause.GATHERED_PARAMETERS if self._is_gathered(arg) else Cause.PARAMETERS
+                for number in _numbers(self._log, (arg,)):
+                    self._claims.setdefault(number, (cause, Place.DEVICE))
 
-    def _describe_new(self, func: Any, args: tuple[Any, ...], *, backward: bool, in_node: bool) -> None:
+    def _is_gathered(self, parameter: torch.nn.Parameter) -> bool:
+        partition = getattr(parameter, "ds_tensor", None)  # DeepSpeed stage 3
+        if partition is None:
+            return self._log.phase != Phase.INITIALISE
+        return self._log.number(partition) != self._log.number(parameter)
+
+    def _describe_new(self, func: Any, args: tuple[Any, ...], where: _Where) -> None:
         new = range(self._num_seen, len(self._log.storages))
         self._num_seen = len(self._log.storages)
-        if backward and not in_node:
-            self._outside_autograd.update(new)
-        elif backward and torch.is_grad_enabled():  # only a forward inside backward runs with gradients on
+        if where in (_Where.ACCUMULATION, _Where.OUTSIDE):
+            self._beside_autograd.update(new)
+        elif where is _Where.BACKWARD and torch.is_grad_enabled():  # only a forward inside backward has gradients on
             self._recomputed.update(new)
         if func not in _ALWAYS_DEVICE and self._all_on_host(args):
             self._on_host.update(new)
@@ -111,9 +132,16 @@ class Attribution:
             return Cause.LOGITS
         if number in self._recomputed:
             return Cause.RECOMPUTED_BLOCK
-        if number in self._outside_autograd:
+        if number in self._beside_autograd and shape:  # without a shape: the loss, scaled, and its gradient
             return Cause.COMMUNICATION_BUCKETS
         return Cause.ACTIVATIONS
+
+
+def _where() -> _Where:
+    node = torch._C._current_autograd_node()
+    if node is None:
+        return _Where.OUTSIDE
+    return _Where.ACCUMULATION if node.name() == "torch::autograd::AccumulateGrad" else _Where.BACKWARD
 
 
 def _numbers(log: StorageLog, values: Iterable[Any]) -> list[int]:

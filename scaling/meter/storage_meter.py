@@ -102,7 +102,7 @@ class StorageMeter:
             self._stretches[-1] = replace(self._stretches[-1], last=len(self.log.events))
 
     def _ask_owners(self) -> None:
-        for owners in self._owners:
+        for owners in reversed(self._owners):  # the engine, attached last, knows better than the model it took over
             self._attribution.claim(owners())
 
     def _observe(self, func: Any, args: tuple[Any, ...], _: Any) -> None:
