@@ -63,6 +63,10 @@ class DeepSpeedEngine(Engine):
             group["lr"] = learning_rate
 
     def gathered_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self._shards_parameters:
+            # After an evaluation weights fetched ahead for a backward that never comes are still under way, and a
+            # weight under way cannot be released again.
+            self._engine.empty_partition_cache()
         for name, parameter in self.model.named_parameters():
             if self._shards_parameters:
                 with self._gather([parameter]):
