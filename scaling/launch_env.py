@@ -87,6 +87,16 @@ def join_process_group(launch: LaunchEnvironment, *, device: torch.device, timeo
     dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
 
 
+def leave_process_group(launch: LaunchEnvironment) -> None:
+    """End torch.distributed; a process without a launcher gets its environment back as it was."""
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+    if not launch.is_launched:
+        for name in (*REQUIRED, "LOCAL_WORLD_SIZE"):
+            os.environ.pop(name, None)
+
+
 def _describe_single_process(environ: MutableMapping[str, str], *, port: int) -> None:
     """Set what a launcher would have set: DeepSpeed reads these variables even for a single process."""
     environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})

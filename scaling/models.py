@@ -108,11 +108,11 @@ def build_model(config: Any, weights: InitialWeights, *, decision: Decision, see
     model.config.use_cache = False  # keys and values of earlier tokens serve generation only
     if decision.plan.activation_checkpointing is ActivationCheckpointing.FULL:
         _checkpoint_activations(model, name=decision.model)
-    model.train()
-    return model
+    in_training: torch.nn.Module = model.train()
+    return in_training
 
 
-def _load(folder: Path, config: Any, options: dict[str, Any]) -> torch.nn.Module:
+def _load(folder: Path, config: Any, options: dict[str, Any]) -> Any:
     """Return the model with the weights in ``folder``; a tensor that is missing there would start random, unsaid."""
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
         folder, config=config, output_loading_info=True, **options
@@ -123,7 +123,7 @@ def _load(folder: Path, config: Any, options: dict[str, Any]) -> torch.nn.Module
             f"the weights in {folder} lack {', '.join(absent[:3])} ({len(absent)} tensors in all); "
             f"give a folder with the whole model, or init=random"
         )
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def _check_num_params(model: torch.nn.Module, decision: Decision) -> None:

@@ -14,6 +14,7 @@ from scaling.data.packed import PackedDataset
 from scaling.data.source import open_source
 from scaling.data.token_store import build_token_store
 from scaling.data.tokenizer import load_tokenizer
+from scaling.data.tokenizer import vocab_size as tokenizer_vocab_size
 from scaling.errors import ConfigError
 from scaling.train_config import TrainConfig
 from strategies.decision import Decision
@@ -62,13 +63,13 @@ def open_training_data(
     """
     job = decision.job
     tokenizer = load_tokenizer(config.tokenizer)
-    source = open_source(config.data, text_column=config.text_column)
-    store = build_token_store(source, tokenizer, show_progress=show_progress)
-    if store.vocab_size > vocab_size:
+    if (num_ids := tokenizer_vocab_size(tokenizer)) > vocab_size:
         raise ConfigError(
-            f"tokenizer={config.tokenizer} has ids up to {store.vocab_size - 1}, but model {decision.model} has "
+            f"tokenizer={config.tokenizer} has ids up to {num_ids - 1}, but model {decision.model} has "
             f"vocab_size={vocab_size}; take the model's own tokenizer or a model with a larger vocabulary"
         )
+    source = open_source(config.data, text_column=config.text_column)
+    store = build_token_store(source, tokenizer, show_progress=show_progress)
     fraction = config.eval_fraction if config.eval_every else 0.0
     train = PackedDataset(store, seq_len=job.seq_len, split="train", eval_fraction=fraction)
     held_out = PackedDataset(store, seq_len=job.seq_len, split="eval", eval_fraction=fraction) if fraction else None

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import transformers
 
 from scaling.check_plan import check_plan
@@ -24,7 +23,7 @@ from scaling.engines.build import build_engine
 from scaling.engines.optimizer import OptimizerSettings
 from scaling.errors import TrainingError
 from scaling.export import export_model, gather_state
-from scaling.launch_env import LaunchEnvironment, join_process_group
+from scaling.launch_env import LaunchEnvironment, join_process_group, leave_process_group
 from scaling.memory_watch import MemoryWatch
 from scaling.metrics import Record, Reporter, Summary, summarise
 from scaling.models import InitialWeights, build_config, build_model, choose_weights
@@ -88,7 +87,7 @@ def run(prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment) -> S
             f"--gpu-memory-gib. The allocator says: {' '.join(str(error).split())}"
         ) from error
     finally:
-        dist.destroy_process_group()
+        leave_process_group(launch)
 
 
 def _run(prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment) -> Summary:

@@ -1,0 +1,87 @@
+"""Runs of scaling.train in this process: what the flags change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import scaling.trainer
+from scaling.metrics import Summary
+from scaling.train import main
+from strategies.serialize import read_json
+from tests.scaling.decisions import plan_tiny
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+
+@pytest.fixture(autouse=True)
+def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    return plan_tiny(tmp_path / "plan", "ddp", world_size=1)
+
+
+def train(plan: Path, *flags: object, out: str = "run") -> Path:
+    folder = plan.parent.parent / out
+    given = ["--plan", plan, "--out", folder, "--steps", 3, "--learning-rate", 1e-2, *flags]
+    assert main([str(flag) for flag in given]) == 0
+    return folder
+
+
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_same_seed_repeats_a_run_to_the_bit_and_another_does_not(plan: Path) -> None:
+    first = losses(train(plan, "--seed", 1, out="first"))
+    assert losses(train(plan, "--seed", 1, out="second")) == first
+    assert losses(train(plan, "--seed", 2, out="third")) != first
+
+
+def test_metering_does_not_change_the_run_and_can_be_left_out(plan: Path) -> None:
+    metered, plain = train(plan, out="metered"), train(plan, "--measure-steps", 0, out="plain")
+    assert losses(metered) == losses(plain)
+    summary = read_json(Summary, plain / "summary.json")
+    assert (summary.measured_peak_bytes, summary.measured, summary.metered_steps) == (None, None, 0)
+
+
+def test_a_run_goes_on_from_the_weights_of_another(plan: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    first = train(plan, "--schedule", "constant", "--steps", 8, out="first")
+    config = json.loads((first / "final" / "config.json").read_text())
+    again = plan_tiny(first / "final", "ddp", world_size=1, config=config)
+    second = first.parent / "second"
+    flags = ["--plan", again, "--out", second, "--steps", 1, "--learning-rate", 1e-9, "--seed", 5]
+    assert main([str(flag) for flag in flags]) == 0
+    assert "pretrained weights from" in capfd.readouterr().out
+    assert losses(second)[0] < losses(first)[0] - 0.5
+
+
+def test_overwriting_moves_the_earlier_run_aside(plan: Path) -> None:
+    folder = train(plan, "--seed", 1)
+    before = (folder / "metrics.jsonl").read_text()
+    train(plan, "--seed", 2, "--overwrite")
+    assert (folder / "previous-1" / "metrics.jsonl").read_text() == before
+    assert (folder / "previous-1" / "final" / "model.safetensors").exists()
+    assert len(losses(folder)) == 3
+
+
+def test_running_out_of_memory_names_the_prediction(
+    plan: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: Any) -> None:
+        raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB")
+
+    monkeypatch.setattr(scaling.trainer, "train_step", no_memory)
+    flags = ["--plan", plan, "--out", plan.parent.parent / "run", "--steps", 3]
+    assert main([str(flag) for flag in flags]) == 2
+    error = capfd.readouterr().err.splitlines()[-1]
+    assert "rank 0 ran out of device memory (predicted peak" in error
+    assert "Tried to allocate 20.00 GiB" in error

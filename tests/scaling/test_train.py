@@ -1,0 +1,107 @@
+"""Bad input to scaling.train: one clear line, exit code 2, nothing written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scaling.train import main
+from tests.scaling.decisions import TINY_LLAMA, plan_tiny
+
+
+@pytest.fixture(autouse=True)
+def _one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))  # where tokens are kept
+
+
+def refused(capfd: pytest.CaptureFixture[str], *flags: object) -> str:
+    """Return the one line that the flags are refused with."""
+    assert main([str(flag) for flag in flags]) == 2
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    errors = [line for line in captured.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, captured.err
+    assert "Traceback" not in captured.err
+    return errors[0]
+
+
+def flags_for(folder: Path, plan: Path) -> list[object]:
+    return ["--plan", plan, "--out", folder / "run", "--steps", "2"]
+
+
+def test_unknown_flag_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean --steps?" in refused(capfd, "--step", 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [(None, "cannot read"), ("{", "is not a valid Decision"), ("[]", "is not a valid Decision")]
+)
+def test_a_plan_that_cannot_be_read_is_refused(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, text: str | None, message: str
+) -> None:
+    plan = tmp_path / "plan.json"
+    if text is not None:
+        plan.write_text(text)
+    assert message in refused(capfd, *flags_for(tmp_path, plan))
+
+
+def test_another_world_size_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plan = plan_tiny(tmp_path / "plan", "zero2", world_size=4)
+    line = refused(capfd, *flags_for(tmp_path, plan))
+    assert "the plan is for gpus=4, but world_size=1 processes were started" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_for_gpus_is_refused_without_them(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plan = plan_tiny(tmp_path / "plan", "ddp", world_size=1)
+    plan.write_text(plan.read_text().replace('"name": "cpu"', '"name": "A100-80GB-SXM"'))
+    line = refused(capfd, *flags_for(tmp_path, plan))
+    assert "gpu=A100-80GB-SXM" in line
+    assert "0 CUDA devices" in line
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no file or folder"),
+        ("", "no text"),
+        ("too short", "seq_len=64 is longer than the training data of"),
+        ("x" * 300, "global_batch_size=8 is more than the data"),
+    ],
+)
+def test_data_that_do_not_do_are_refused(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, content: str | None, message: str
+) -> None:
+    plan = plan_tiny(tmp_path / "plan", "ddp", world_size=1)
+    data = tmp_path / "data.txt"
+    if content is not None:
+        data.write_text(content)
+    assert message in refused(capfd, *flags_for(tmp_path, plan), "--data", data)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plan = plan_tiny(tmp_path / "plan", "ddp", world_size=1, config={**TINY_LLAMA, "vocab_size": 128})
+    data = tmp_path / "data.txt"
+    data.write_text("x" * 3000)
+    line = refused(capfd, *flags_for(tmp_path, plan), "--data", data)
+    assert "tokenizer=bytes has ids up to 258" in line
+    assert "vocab_size=128" in line
+
+
+def test_a_folder_in_use_is_refused_and_left_alone(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plan = plan_tiny(tmp_path / "plan", "ddp", world_size=1)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes").write_text("mine")
+    assert "is not empty (notes)" in refused(capfd, *flags_for(tmp_path, plan))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes"]
+
+
+def test_a_broken_launch_is_refused(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    assert "the environment has RANK but not" in refused(capfd, *flags_for(tmp_path, tmp_path / "plan.json"))
