@@ -30,9 +30,9 @@ class TraceEngine(ABC):
     def step(self) -> None:
         """Clip, update the weights, drop the gradients."""
 
-    def forward(self, loss: Callable[[], Tensor], *, is_last: bool) -> Tensor:
+    @abstractmethod
+    def forward(self, loss: LossFunction, *, is_last: bool) -> Tensor:
         """Return the loss of one micro batch; ``is_last`` of the step."""
-        return loss()
 
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
         """Compute gradients, and reduce them where the engine does so after this micro batch."""
@@ -46,7 +46,7 @@ class EngineSpec(ABC):
     """Whether every rank's device holds the unsharded model before the engine is made."""
 
     def environment(self, recorder: Recorder) -> AbstractContextManager[None]:
-        """Return the context in which the module is traced; what the engine needs around it, such as a process group."""
+        """Return the context in which the module is traced, with what the engine needs, such as a process group."""
         return nullcontext()
 
     @abstractmethod
@@ -87,6 +87,9 @@ class PlainEngine(TraceEngine):
 
     def owners(self) -> Iterator[Owned]:
         yield from module_owners(self.module, self.optimizer)
+
+    def forward(self, loss: LossFunction, *, is_last: bool) -> Tensor:
+        return loss(self.module)
 
     def step(self) -> None:
         update(self.trained, self.optimizer, self.clipping)

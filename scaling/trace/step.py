@@ -109,10 +109,10 @@ class _Run:
     def evaluation(self, engine: TraceEngine) -> None:
         self.module.eval()
         with self.section(engine, self.options.num_steps, 0, Phase.EVALUATION), torch.no_grad(), self.autocast():
-            engine.forward(lambda: self.loss(self.module, self.inputs), is_last=True)
+            engine.forward(lambda module: self.loss(module, self.inputs), is_last=True)
 
-    def scaled_loss(self) -> Tensor:
-        loss = self.loss(self.module, self.inputs)
+    def scaled_loss(self, module: nn.Module) -> Tensor:
+        loss = self.loss(module, self.inputs)
         steps = self.options.gradient_accumulation_steps
         return loss / steps if steps > 1 else loss
 

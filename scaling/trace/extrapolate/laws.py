@@ -9,14 +9,15 @@ from scaling.trace.errors import ExtrapolationError
 
 
 class Place(NamedTuple):
-    """An event by the number of its section and its index in it."""
+    """An event by the number of its section and its position in it."""
 
     section: int
-    index: int
+    position: int
+    """Counted from the beginning of the section."""
 
 
 class Law(NamedTuple):
-    """An index that grows evenly with the copy it is in and with the number of copies."""
+    """A position that grows evenly with the copy it is in and with the number of copies."""
 
     section: int
     base: int
@@ -36,7 +37,7 @@ def fixed_law(places: Sequence[Place]) -> Law:
         ExtrapolationError: they are not on a line.
     """
     section, base = places[0]
-    law = Law(section, base, 0, places[1].index - base)
+    law = Law(section, base, 0, places[1].position - base)
     return _held(law, [(0, periods, place) for periods, place in zip((0, 1, 3), places, strict=True)])
 
 
@@ -46,9 +47,9 @@ def repeated_law(once: Place, thrice: Sequence[Place]) -> Law:
     Raises:
         ExtrapolationError: they are not on a plane.
     """
-    per_copy = thrice[1].index - thrice[0].index
-    per_period = (thrice[0].index - once.index) // 2
-    law = Law(once.section, once.index - per_period, per_copy, per_period)
+    per_copy = thrice[1].position - thrice[0].position
+    per_period = (thrice[0].position - once.position) // 2
+    law = Law(once.section, once.position - per_period, per_copy, per_period)
     return _held(law, [(0, 1, once), *((copy, 3, place) for copy, place in enumerate(thrice))])
 
 

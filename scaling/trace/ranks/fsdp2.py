@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, cast, final
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from scaling.ownership import Cause, Owned, fsdp2_owners
-from scaling.trace.engine import EngineSpec, OptimizerFactory, TraceEngine, adamw, update
+from scaling.trace.engine import EngineSpec, LossFunction, OptimizerFactory, TraceEngine, adamw, update
 from scaling.trace.errors import TraceError
 from scaling.trace.patching import patched
 from scaling.trace.ranks.group import rank_0_of
@@ -48,6 +51,8 @@ class Fsdp2(EngineSpec):
     reduce_dtype: torch.dtype | None = torch.float32
     optimizer: OptimizerFactory = adamw
     gradient_clipping: float = 0.0
+    reduce_every_micro_batch: bool = True
+    """False keeps unsharded gradients over the micro batches of a step and reduces once."""
     blocks: FindBlocks = _every_repeated_block
     """Modules that are gathered as one; by default every repeated block."""
     reduce_scatter_input_on_own_stream: bool = False
@@ -60,9 +65,6 @@ class Fsdp2(EngineSpec):
             yield
 
     def build(self, module: nn.Module, recorder: Recorder) -> TraceEngine:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
         blocks = list(self.blocks(module))
         if not blocks:
             raise TraceError(f"{type(module).__name__} has no repeated blocks to shard; name them with blocks=")
@@ -76,48 +78,50 @@ class Fsdp2(EngineSpec):
         fully_shard(module, **settings)
         if recorder.device == "meta":
             for child in [*blocks, module]:
-                child.set_custom_all_gather(_NoAllGather(recorder))
-                child.set_custom_reduce_scatter(_NoReduceScatter(recorder, self.reduce_scatter_input_on_own_stream))
-        return _Fsdp2Engine(module, self.optimizer, self.gradient_clipping)
+                sharded = cast(FSDPModule, child)
+                sharded.set_custom_all_gather(_NoAllGather(recorder))
+                sharded.set_custom_reduce_scatter(_NoReduceScatter(recorder, self.reduce_scatter_input_on_own_stream))
+        return _Fsdp2Engine(module, self)
 
 
 class _Fsdp2Engine(TraceEngine):
-    def __init__(self, module: nn.Module, factory: OptimizerFactory, clipping: float) -> None:
-        self.module, self.clipping = module, clipping
-        self.trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self.optimizer = factory(self.trained)
+    def __init__(self, module: nn.Module, spec: Fsdp2) -> None:
+        self._module, self._spec = module, spec
+        self._trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._optimizer = spec.optimizer(self._trained)
 
     def owners(self) -> Iterator[Owned]:
-        yield from fsdp2_owners(self.module, self.optimizer)
+        yield from fsdp2_owners(self._module, self._optimizer)
 
-    def forward(self, loss: Callable[[], Tensor], *, is_last: bool) -> Tensor:
-        return loss()
+    def forward(self, loss: LossFunction, *, is_last: bool) -> Tensor:
+        cast(FSDPModule, self._module).set_requires_gradient_sync(is_last or self._spec.reduce_every_micro_batch)
+        return loss(self._module)
 
     def step(self) -> None:
-        update(self.trained, self.optimizer, self.clipping)
+        update(self._trained, self._optimizer, self._spec.gradient_clipping)
 
 
-class _NoAllGather:
+class _NoAllGather(AllGather):
     """Allocates what a real all-gather needs and gathers nothing."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self._recorder.hold(torch.empty(*size, dtype=dtype, device=device), Cause.COMMUNICATION_BUCKETS)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> None:
         return None
 
 
-class _NoReduceScatter:
+class _NoReduceScatter(ReduceScatter):
     """Allocates what a real reduce-scatter needs and reduces nothing."""
 
     def __init__(self, recorder: Recorder, input_on_own_stream: bool) -> None:
         self._recorder, self._input_on_own_stream = recorder, input_on_own_stream
         self._output_stream = _REDUCE_SCATTER_STREAM
 
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return the input when called on the computing stream, the output (the gradient shards) on the other one."""
         buffer = torch.empty(*size, dtype=dtype, device=device)
         if self._recorder.current_stream:

@@ -18,7 +18,7 @@ def rank_0_of(world_size: int) -> Iterator[None]:
         raise TraceError(f"world_size={world_size} must be above zero; give the number of GPUs")
     if dist.is_initialized():
         raise TraceError(
-            "tracing a sharded step makes a process group of its own, and this process has one; trace in another process"
+            "tracing a sharded step makes a process group, and this process already has one; trace in another process"
         )
     dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
     try:

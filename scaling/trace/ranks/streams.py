@@ -9,7 +9,7 @@ from typing import Any
 from scaling.trace.recorder import Recorder
 
 
-class Stream:
+class _Stream:
     """A stream by number; waiting does nothing because nothing runs."""
 
     def __init__(self, number: int) -> None:
@@ -24,11 +24,11 @@ class Stream:
     def synchronize(self) -> None:
         """Return at once."""
 
-    def record_event(self, event: Any = None) -> Event:
-        return event or Event()
+    def record_event(self, event: Any = None) -> _Event:
+        return event or _Event()
 
 
-class Event:
+class _Event:
     """A point in a stream; it has always been reached."""
 
     def record(self, stream: Any = None) -> None:
@@ -48,21 +48,21 @@ class StreamTracker:
         self._recorder = recorder
         self._num_streams = 1
 
-    def Stream(self, *_: Any, **__: Any) -> Stream:
+    def Stream(self, *_: Any, **__: Any) -> _Stream:
         number, self._num_streams = self._num_streams, self._num_streams + 1
-        return Stream(number)
+        return _Stream(number)
 
-    def Event(self, *_: Any, **__: Any) -> Event:
-        return Event()
+    def Event(self, *_: Any, **__: Any) -> _Event:
+        return _Event()
 
-    def current_stream(self, *_: Any) -> Stream:
-        return Stream(self._recorder.current_stream)
+    def current_stream(self, *_: Any) -> _Stream:
+        return _Stream(self._recorder.current_stream)
 
     def current_device(self) -> int:
         return 0
 
     @contextmanager
-    def stream(self, stream: Stream) -> Iterator[None]:
+    def stream(self, stream: _Stream) -> Iterator[None]:
         before, self._recorder.current_stream = self._recorder.current_stream, stream.number
         try:
             yield

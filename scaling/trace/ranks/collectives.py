@@ -1,0 +1,41 @@
+"""Collectives on tensors without data: they are over at once and change nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
+from torch.futures import Future
+from torch.utils._python_dispatch import TorchDispatchMode
+
+c10d: Any = torch.ops.c10d
+
+_TENSORS_FIRST = frozenset({c10d.allreduce_.default, c10d.broadcast_.default})
+"""Collectives whose result is their first argument with the work that is being done."""
+
+
+class CollectivesWithoutData(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Answers collectives, which no backend runs on meta tensors; enter it before the log.
+
+    Copies from tensors without data into those with data leave these as they are: DDP sends its bucket order through a
+    broadcast, and rank 0's own order is the right one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _TENSORS_FIRST:
+            return args[0], _finished(args[0])
+        if func is torch.ops.aten.copy_.default and args[1].device.type == "meta" != args[0].device.type:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def _finished(result: Any) -> Any:
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return _create_work_from_future(future).boxed()
