@@ -11,7 +11,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from scaling.ownership import Owned, module_owners
+from scaling.ownership import Owned, Place, module_owners
 from scaling.trace.recorder import Recorder
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -44,6 +44,10 @@ class EngineSpec(ABC):
 
     whole_model_on_device: ClassVar[bool] = True
     """Whether every rank's device holds the unsharded model before the engine is made."""
+
+    def parameters_place(self) -> Place:
+        """Return where the module's own parameters are when the engine is made."""
+        return Place.DEVICE
 
     def environment(self, recorder: Recorder) -> AbstractContextManager[None]:
         """Return the context in which the module is traced, with what the engine needs, such as a process group."""

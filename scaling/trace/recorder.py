@@ -85,8 +85,10 @@ class Recorder:
         stream = self._streams.get(number, 0)
         if stream and cause is Cause.ACTIVATIONS:  # no module computes there
             cause = Cause.COMMUNICATION_BUCKETS
-        is_host_of_gpu = place is Place.HOST and (device != "cpu" or self.emulated != "cpu")
-        return None if is_host_of_gpu else StorageUse(CAUSES.index(cause), stream)
+        is_host_beside_cpu = device != self.device and self.emulated == "cpu"  # a CPU's device is its host
+        if place is Place.HOST and not is_host_beside_cpu:
+            return None
+        return StorageUse(CAUSES.index(cause), stream)
 
     def _observe(self, func: Any, args: tuple[Any, ...], _: Any) -> None:
         self._attribution.observe(func, args)

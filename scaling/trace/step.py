@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scaling.ownership import Cause, Owned
+from scaling.ownership import Cause, Owned, Place
 from scaling.trace.emulation import emulated_device
 from scaling.trace.engine import EngineSpec, SingleDevice, TraceEngine
 from scaling.trace.explain import explained
@@ -92,7 +92,7 @@ class _Run:
         with self.recorder.section(Section(0, 0, Phase.INITIALISE)):
             if built is not None:
                 self.recorder.claim(built.owners())
-            self.recorder.claim(_initial_owners(self.module, self.inputs))
+            self.recorder.claim(_initial_owners(self.module, self.inputs, spec.parameters_place()))
             return built or spec.build(self.module, self.recorder)
 
     def one_step(self, engine: TraceEngine, step: int) -> None:
@@ -127,8 +127,8 @@ class _Run:
         self.recorder.claim(engine.owners())
 
 
-def _initial_owners(module: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[Owned]:
-    yield from (Owned(Cause.PARAMETERS, parameter) for parameter in module.parameters())
+def _initial_owners(module: nn.Module, inputs: Mapping[str, Tensor], place: Place) -> Iterator[Owned]:
+    yield from (Owned(Cause.PARAMETERS, parameter, place) for parameter in module.parameters())
     yield from (Owned(Cause.OTHER, buffer) for buffer in module.buffers())
     yield from (Owned(Cause.OTHER, tensor) for tensor in inputs.values())
 

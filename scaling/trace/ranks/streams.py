@@ -58,6 +58,9 @@ class StreamTracker:
     def current_stream(self, *_: Any) -> _Stream:
         return _Stream(self._recorder.current_stream)
 
+    def default_stream(self, *_: Any) -> _Stream:
+        return _Stream(0)
+
     def current_device(self) -> int:
         return 0
 

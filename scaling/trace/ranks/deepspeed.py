@@ -1,0 +1,157 @@
+"""The real DeepSpeed engine, ZeRO stages 0 to 3, as rank 0 of N, on tensors without data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from scaling.collectives import completed_collectives
+from scaling.engines.deepspeed import import_deepspeed
+from scaling.ownership import Cause, Owned, Place, deepspeed_owners
+from scaling.trace.engine import EngineSpec, LossFunction, OptimizerFactory, TraceEngine, fused_adamw
+from scaling.trace.patching import patched
+from scaling.trace.ranks.collectives import CollectivesWithoutData
+from scaling.trace.ranks.group import rank_0_of
+from scaling.trace.ranks.streams import StreamTracker
+from scaling.trace.recorder import Recorder
+
+# Modules of deepspeed 0.19.8 that keep an engine's groups and contexts for the life of the process.
+_STATEFUL_MODULES = (
+    "deepspeed.utils.groups",
+    "deepspeed.comm.comm",
+    "deepspeed.runtime.zero.partition_parameters",
+    "deepspeed.accelerator.real_accelerator",
+)
+# Modules that ask whether all ranks count the same; the answer needs data.
+_COMPARING_MODULES = (
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.partition_parameters",
+    "deepspeed.runtime.zero.partitioned_param_coordinator",
+)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Zero(EngineSpec):
+    """A DeepSpeed engine by its JSON. The module is made in fp32 (``TracePrecision.FP32``) on the host."""
+
+    world_size: int
+    config: Mapping[str, Any]
+    """DeepSpeed's configuration, as it is given to ``deepspeed.initialize``."""
+    optimizer: OptimizerFactory = fused_adamw
+
+    def parameters_place(self) -> Place:
+        sixteen_bit = any(self.config.get(name, {}).get("enabled") for name in ("bf16", "fp16"))
+        return Place.HOST if sixteen_bit else Place.DEVICE  # cast on the host, then moved
+
+    @contextmanager
+    def environment(self, recorder: Recorder) -> Iterator[None]:
+        without_data = recorder.device == "meta"
+        with ExitStack() as stack:
+            stack.enter_context(_process_environment(self.world_size))
+            import_deepspeed(torch.device("cpu"))
+            for name in _STATEFUL_MODULES:
+                stack.enter_context(_restored_globals(import_module(name)))
+            stack.enter_context(rank_0_of(self.world_size))
+            if without_data:
+                stack.enter_context(_tensors_without_data(recorder))
+            else:
+                stack.enter_context(completed_collectives(settle_s=0))
+            yield
+
+    def build(self, module: nn.Module, recorder: Recorder) -> TraceEngine:
+        deepspeed = import_deepspeed(torch.device("cpu"))
+        config = {**self.config, "zero_allow_untested_optimizer": True}
+        deepspeed.init_distributed(dist_backend="fake", verbose=False)
+        if config.get("zero_optimization", {}).get("stage") == 3:
+            deepspeed.zero.Init(module=module, config_dict_or_path=config)
+        optimizer = self.optimizer([parameter for parameter in module.parameters() if parameter.requires_grad])
+        engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
+        return _ZeroEngine(engine, without_data=recorder.device == "meta")
+
+
+class _ZeroEngine(TraceEngine):
+    def __init__(self, engine: Any, *, without_data: bool) -> None:
+        self._engine, self._without_data = engine, without_data
+
+    def owners(self) -> Iterator[Owned]:
+        for group in getattr(self._engine.optimizer, "round_robin_bit16_meta", []):  # meta tensors of DeepSpeed's own
+            yield from (Owned(Cause.OTHER, tensor, Place.HOST) for tensor in group)
+        yield from deepspeed_owners(self._engine)
+
+    def forward(self, loss: LossFunction, *, is_last: bool) -> Tensor:
+        self._engine.set_gradient_accumulation_boundary(is_last)
+        return loss(self._engine)
+
+    def backward(self, loss: Tensor, *, is_last: bool) -> None:
+        self._engine.backward(loss, scale_wrt_gas=False)
+
+    def step(self) -> None:
+        with _finite_gradients() if self._without_data else nullcontext():
+            self._engine.step()
+
+
+class _finite_gradients(TorchDispatchMode):  # type: ignore[no-untyped-call]  # used as a context
+    """Answers what a step asks about its gradients: no overflow, a norm of zero."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].device.type == "meta":
+            return False if args[0].dtype == torch.bool else 0
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _tensors_without_data(recorder: Recorder) -> Iterator[None]:
+    from deepspeed.accelerator import set_accelerator
+
+    from scaling.trace.ranks.accelerator import MetaAccelerator
+
+    set_accelerator(MetaAccelerator(StreamTracker(recorder), is_synchronous=recorder.emulated == "cpu"))
+    with ExitStack() as stack:
+        for name in _COMPARING_MODULES:
+            module = import_module(name)
+            if hasattr(module, "assert_ints_same_as_other_ranks"):
+                stack.enter_context(patched(module, "assert_ints_same_as_other_ranks", lambda ints: None))
+        stack.enter_context(CollectivesWithoutData())
+        yield
+
+
+@contextmanager
+def _process_environment(world_size: int) -> Iterator[None]:
+    """Set the variables by which DeepSpeed finds its rank, and put them back."""
+    ours = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": "1"}
+    ours |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # nobody listens: the group exists before it would look
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _restored_globals(module: Any) -> Iterator[None]:
+    """Set every global of ``module`` back to what it was; lists and dicts keep what was added to them."""
+    before = dict(vars(module))
+    try:
+        yield
+    finally:
+        vars(module).clear()
+        vars(module).update(before)
