@@ -27,3 +27,7 @@ class TrainingError(ScalingError):
 
 class ExportError(ScalingError):
     """The trained model could not be written, or what was written differs from what was trained."""
+
+
+class ReportError(ScalingError):
+    """A report or picture could not be written."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from scaling.meter import Measurement, Meter, highest
 from scaling.simulate import simulate
 from strategies.decision import Decision
 from strategies.estimate import MemoryProfile, Phase
+from strategies.explain import describe_plan
 from strategies.load_model import resolve_model
 
 
@@ -29,9 +31,10 @@ class MeasuredPlan:
         return self.measured.peak_bytes / self.decision.estimate.peak_allocated_bytes
 
 
-def measure_plan(decision: Decision, *, num_steps: int, simulated: bool) -> MeasuredPlan:
+def measure_plan(decision: Decision, *, num_steps: int, simulated: bool, picture: Path | None = None) -> MeasuredPlan:
     """Run ``num_steps`` optimizer steps, one evaluation and one gathering save of the plan with random tokens.
 
+    ``picture``: where rank 0 draws its memory over time.
     Real ranks are processes over gloo on this machine's CPU; the memory of a CUDA run differs in kernels only.
 
     Raises:
@@ -39,7 +42,7 @@ def measure_plan(decision: Decision, *, num_steps: int, simulated: bool) -> Meas
     """
     from scaling.measured_ranks import measure_ranks
 
-    program = partial(run_steps, decision, num_steps)
+    program = partial(run_steps, decision, num_steps, picture)
     vocab_size = _vocab_size(decision)
     world_size = decision.cluster.gpus
     measurements: tuple[Measurement, ...] = (
@@ -53,7 +56,7 @@ def measure_plan(decision: Decision, *, num_steps: int, simulated: bool) -> Meas
     )
 
 
-def run_steps(decision: Decision, num_steps: int, meter: Meter) -> object:
+def run_steps(decision: Decision, num_steps: int, picture: Path | None, meter: Meter) -> object:
     """Build the plan's engine in this rank, train ``num_steps``, evaluate and gather once; return what must live on."""
     import torch
 
@@ -61,7 +64,9 @@ def run_steps(decision: Decision, num_steps: int, meter: Meter) -> object:
     from scaling.engines.build import build_engine
     from scaling.engines.optimizer import OptimizerSettings
     from scaling.loop import evaluate, train_step
+    from scaling.meter import StorageMeter
     from scaling.models import InitialWeights, build_config, build_model
+    from scaling.plots import plot_timeline
 
     resolved = resolve_model(decision.model)
     model = build_model(build_config(resolved), InitialWeights(folder=None), decision=decision, seed=0)
@@ -85,6 +90,9 @@ def run_steps(decision: Decision, num_steps: int, meter: Meter) -> object:
         # What a save holds on the device: tensor after tensor. The copies it makes go to host memory.
         for _ in engine.gathered_parameters():
             pass
+    if picture and engine.rank == 0 and isinstance(meter, StorageMeter):
+        title = f"{decision.model}: {describe_plan(decision.plan)}, {decision.cluster.gpus} ranks"
+        plot_timeline(meter.timeline(), title=title, path=picture)
     return engine
 
 

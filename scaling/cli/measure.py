@@ -24,6 +24,7 @@ def measure(
     micro_batch_size: options.MicroBatchSize = None,
     gpu_memory_gib: options.GpuMemoryGib = None,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps; states appear in the first.")] = 2,
+    plot: options.Plot = None,
     json: options.AsJson = False,
 ) -> None:
     """Run a few steps of a plan on this machine's CPU, and print predicted beside measured by phase and cause."""
@@ -43,7 +44,7 @@ def measure(
         gpu=CPU_NAME,
         gpu_memory_gib=gpu_memory_gib,
     )
-    measured = measure_plan(decision, num_steps=steps, simulated=simulate is not None)
+    measured = measure_plan(decision, num_steps=steps, simulated=simulate is not None, picture=plot)
     if json:
         typer.echo(to_json(measured), nl=False)
         return

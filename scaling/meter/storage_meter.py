@@ -10,6 +10,7 @@ from typing import Any
 from scaling.meter.attribution import Attribution
 from scaling.meter.measurement import Measurement
 from scaling.meter.sweep import Stretch, sweep
+from scaling.meter.timeline import Timeline, timeline
 from scaling.ownership import Owners
 from scaling.storage_log import StorageLog
 from strategies.estimate import MemoryProfile, Phase
@@ -74,8 +75,16 @@ class StorageMeter:
             rank=self._rank,
             world_size=self._world_size,
             spans=spans,
+            num_operators=self.log.num_ops,
             num_late_frees=self.log.num_late_frees,
         )
+
+    def timeline(self) -> Timeline:
+        """Return device bytes by cause over time, for a picture."""
+        if self._running:
+            self._ask_owners()
+        self._extend_last()
+        return timeline(self.log, self._attribution, self._stretches)
 
     def profile(self) -> MemoryProfile:
         return self.measurement().device()
