@@ -79,6 +79,7 @@ _HOST_WITH_OPTIMIZER = frozenset(
     {
         "single_partition_of_fp32_groups",
         "fp32_partitioned_groups_flat",
+        "grad_partitions_flat_buffer",
         "accumulated_grads_in_cpu",
         "temp_grad_buffer_for_cpu_offload",
         "param_buffer_of_bit16_for_cpu_offload_groups",
@@ -109,7 +110,11 @@ def optimizer_owners(optimizer: torch.optim.Optimizer, *, place: Place = Place.D
 
 
 def deepspeed_owners(engine: Any) -> Iterator[Owned]:
-    """Yield what a DeepSpeed engine of any ZeRO stage holds, with what is offloaded on the host."""
+    """Yield what a DeepSpeed engine of any ZeRO stage holds, with what is offloaded on the host.
+
+    What an offloading engine copies with ``.to(device)`` does not exist twice on a CPU run: there the call returns the
+    host tensor itself.
+    """
     wrapper = engine.optimizer
     optimizer_place = _place(getattr(wrapper, "cpu_offload", False) or getattr(wrapper, "offload_optimizer", False))
     parameter_place = _place(getattr(wrapper, "offload_param", False))

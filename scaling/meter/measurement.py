@@ -32,6 +32,8 @@ class Measurement:
     rank: int
     world_size: int
     spans: tuple[Span, ...]
+    num_operators: int = 0
+    """Operators that were followed; 0 for a meter that follows none."""
     num_late_frees: int = 0
     """Tensors that a communication thread let go after the program had: each may lift a peak by its size, by chance."""
 

@@ -27,6 +27,7 @@ SETUPS = {
     "zero2": replace(ZERO, zero_stage=2),
     "zero3": replace(ZERO, zero_stage=3, gradient_accumulation_steps=2),
     "zero2-offload": replace(ZERO, zero_stage=2, offload_optimizer=True),
+    "zero3-offload": replace(ZERO, zero_stage=3, offload_optimizer=True, offload_param=True),
 }
 
 

@@ -66,15 +66,18 @@ def test_meter_agrees_with_owners_asked_after_every_operator(name: str) -> None:
     assert outcomes(watch_setups, WATCHED, world_size=2, real=False)[name] == []
 
 
-def test_offloaded_states_are_on_the_host() -> None:
-    offloaded = measured("zero2-offload", world_size=2, real=False)
-    kept = measured("zero2", world_size=2, real=False).device(step=2)
+@pytest.mark.parametrize("stage", [2, 3])
+def test_offloaded_states_are_on_the_host(stage: int) -> None:
+    offloaded = measured(f"zero{stage}-offload", world_size=2, real=False)
+    kept = measured(f"zero{stage}", world_size=2, real=False).device(step=2)
     states = next(phase.causes for phase in kept.phases if phase.phase is Phase.FORWARD)
     for phase in offloaded.device(step=2).phases:
         assert phase.causes.master_weights == phase.causes.optimizer_states == 0
+        assert phase.causes.parameters == (states.parameters if stage == 2 else 0)
     for phase in offloaded.host(step=2).phases:
         assert phase.causes.master_weights == states.master_weights
         assert phase.causes.optimizer_states == states.optimizer_states
+        assert phase.causes.parameters == (0 if stage == 2 else states.parameters)
 
 
 @pytest.fixture
