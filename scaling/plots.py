@@ -8,8 +8,8 @@ from scaling.errors import ReportError
 from scaling.meter.timeline import Timeline
 from strategies.units import GIB, MIB, format_bytes
 
-# What stays lies at the bottom. The colours are Paul Tol's "muted" palette and greys: they are told apart without colour
-# vision, and hatches separate neighbours further.
+# What stays lies at the bottom. The colours, Paul Tol's "muted" palette and greys, can be told apart without colour
+# vision; hatches separate neighbours further.
 STYLES: dict[str, tuple[str, str]] = {
     "parameters": ("#332288", ""),
     "master_weights": ("#88CCEE", "//"),
