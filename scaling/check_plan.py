@@ -30,6 +30,7 @@ def check_plan(decision: Decision, *, plan_path: Path, launch: LaunchEnvironment
     _check_batch(decision)
     _check_precision(decision)
     _check_installed(decision)
+    _check_accelerate(decision, environ)
     beside = plan_path.parent / DEEPSPEED_FILE
     if beside.is_file():
         check_deepspeed_file(decision, beside)
@@ -96,6 +97,22 @@ def _check_installed(decision: Decision) -> None:
             f"strategy={decision.plan.strategy} needs DeepSpeed, which is not installed; "
             f"pip install 'memory-scaling[deepspeed]'"
         )
+
+
+def _check_accelerate(decision: Decision, environ: Mapping[str, str]) -> None:
+    """Refuse settings of ``accelerate launch`` that would have no effect: the engine follows the plan alone."""
+    precision = environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision not in ("no", decision.job.precision.value):
+        raise LaunchError(
+            f"accelerate was told mixed_precision={precision}, but the plan says precision={decision.job.precision}; "
+            f"set it to 'no' in the accelerate config, or plan again with --precision"
+        )
+    for framework in {"DEEPSPEED", "FSDP"} - ({"DEEPSPEED"} if decision.plan.strategy in STAGES else set()):
+        if environ.get(f"ACCELERATE_USE_{framework}", "false").lower() == "true":
+            raise LaunchError(
+                f"accelerate was told to use {framework}, but the plan's strategy is {decision.plan.strategy}; "
+                f"launch with the accelerate.yaml that `scaling plan --out` writes"
+            )
 
 
 def _differences(given: Any, planned: Any, name: str = "") -> Iterator[tuple[str, str, str]]:

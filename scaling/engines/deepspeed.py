@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, final
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from scaling.engines.base import Engine
@@ -49,9 +50,13 @@ class DeepSpeedEngine(Engine):
         if self._shards_parameters:
             # Tensor by tensor, so that the device never holds the whole model, as it would during initialize().
             deepspeed.zero.Init(module=model, config_dict_or_path=config)
+            for buffer in model.buffers():  # it moves parameters only, and initialize() then moves nothing
+                buffer.data = buffer.data.to(device)
             self._gather = deepspeed.zero.GatheredParameters
         self._optimizer = make_adamw(decayed, undecayed, settings)
         self._engine, *_ = deepspeed.initialize(model=model, optimizer=self._optimizer, config=config)
+        for group in {self._engine.data_parallel_group, self._engine.seq_data_parallel_group}:
+            _use_timeout_of_world(group, device)
 
     @contextmanager
     def accumulate(self, *, is_last: bool) -> Iterator[None]:
@@ -91,6 +96,17 @@ class DeepSpeedEngine(Engine):
         # A step that DeepSpeed skipped because of an infinite norm leaves the norm of an earlier step behind.
         norm = self._engine.get_global_grad_norm() if self._engine.was_step_applied() else float("inf")
         return torch.as_tensor(norm, dtype=torch.float32, device=self.device)
+
+
+def _use_timeout_of_world(group: Any, device: torch.device) -> None:
+    """Give a group that DeepSpeed has made the timeout of the world group; it has torch's default of half an hour.
+
+    torch 2.13 has no public way to change the timeout of a group that somebody else creates.
+    """
+    world: Any = dist.group.WORLD
+    options = getattr(world._get_backend(device), "options", None)  # a simulated group has none
+    if options is not None:
+        dist.distributed_c10d._set_pg_timeout(options._timeout, group)
 
 
 def import_deepspeed(device: torch.device) -> Any:

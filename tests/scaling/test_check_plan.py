@@ -73,6 +73,21 @@ def test_a_deepspeed_json_for_a_ddp_plan_is_refused(tmp_path: Path) -> None:
         check(toy_decision("ddp", world_size=2, accumulation=1), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "environ", "message"),
+    [
+        ("zero2", {"ACCELERATE_MIXED_PRECISION": "bf16"}, "mixed_precision=bf16, but the plan says precision=fp32"),
+        ("zero2", {"ACCELERATE_USE_FSDP": "true"}, "told to use FSDP, but the plan's strategy is zero2"),
+        ("ddp", {"ACCELERATE_USE_DEEPSPEED": "true"}, "told to use DEEPSPEED, but the plan's strategy is ddp"),
+    ],
+)
+def test_settings_of_accelerate_that_would_have_no_effect_are_refused(
+    strategy: str, environ: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(LaunchError, match=message):
+        check(toy_decision(strategy, world_size=2, accumulation=1), tmp_path, **environ)
+
+
 @pytest.mark.parametrize("text", ["{", None], ids=["not JSON", "missing"])
 def test_a_deepspeed_json_that_cannot_be_read_is_told(zero2: Decision, tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "named.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,21 @@ from benchmarks.parity_worker import Setting, reference
 from strategies.job import Precision
 from strategies.plan import ActivationCheckpointing, StrategyName
 from tests.scaling.decisions import TINY_LLAMA
+
+TIED_GPT2 = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "vocab_size": 288,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+}
 
 pytestmark = [pytest.mark.distributed, pytest.mark.deepspeed, pytest.mark.slow]
 
@@ -48,6 +64,19 @@ def test_all_strategies_end_at_the_weights_of_plain_pytorch(rows: list[Row]) -> 
 def test_training_went_somewhere(rows: list[Row]) -> None:
     # Equal losses of a model that does not move would prove nothing.
     assert all(row.last_loss < 0.8 * row.first_loss for row in rows)
+
+
+def test_a_tied_model_with_biases_trains_alike_under_every_strategy(tmp_path: Path) -> None:
+    # One embedding that is also the head, transposed projections, learned positions: GPT-2 without dropout, whose
+    # noise differs from rank to rank.
+    model = tmp_path / "config.json"
+    model.write_text(json.dumps(TIED_GPT2))
+    setting = Setting(model=str(model), seq_len=64, global_batch_size=8, micro_batch_size=2, num_steps=6)
+    plain = reference(setting)
+    for name, trajectory in trajectories(setting, num_ranks=2).items():
+        assert largest_relative_difference(trajectory.losses, plain.losses) < LOSS_LIMIT, name
+        assert largest_relative_difference(trajectory.norms, plain.norms) < 1e-5, name
+        assert float((trajectory.parameters - plain.parameters).abs().max()) < 2e-4, name
 
 
 def test_bf16_with_activation_checkpointing_follows_fp32(setting: Setting) -> None:
