@@ -12,6 +12,9 @@ from scaling.ownership import Cause, Owned, Place
 from scaling.storage_log import StorageLog, plain_tensors
 from strategies.estimate import Phase
 
+SMALLEST_SHARE_ASKED_FOR = 1000
+"""Storages below one thousandth of what lives are not worth asking all owners for."""
+
 _DETACH = torch.ops.aten.detach.default
 _ADD = torch.ops.aten.add_.Tensor
 _ALWAYS_DEVICE = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten.clone.default})
@@ -33,9 +36,10 @@ class _Where(Enum):
 class Attribution:
     """Claims on storages, collected while a `StorageLog` runs.
 
-    Strongest first: an owner's claim at a phase boundary, or the same seen in passing (a gradient as autograd
-    accumulates it, a weight as a module uses it); an argument of a collective is a communication bucket; the rest goes
-    by the phase and the place in autograd in which it was made. A storage has one cause for its whole life.
+    Strongest first: an owner's claim, at a phase boundary or when an engine has made something large; what is seen in
+    passing (a gradient as autograd accumulates it, a weight as a module uses it); an argument of a collective is a
+    communication bucket; the rest goes by the phase and the place in autograd in which it was made. A storage has one
+    cause for its whole life.
     """
 
     def __init__(self, log: StorageLog, *, device_type: str = "cpu", vocab_size: int | None = None) -> None:
@@ -44,6 +48,9 @@ class Attribution:
         self._device_type = device_type
         self._vocab_size = vocab_size
         self._claims: dict[int, tuple[Cause, Place]] = {}
+        self._passing: dict[int, Cause] = {}
+        self.wants_owners = False
+        """An engine has just made a storage worth naming: ask its owners at the next operator, when it is in place."""
         self._in_collectives: set[int] = set()
         self._recomputed: set[int] = set()
         self._beside_autograd: set[int] = set()
@@ -52,6 +59,7 @@ class Attribution:
 
     def claim(self, owned: Iterable[Owned]) -> None:
         """Record what owners hold now; the first claim on a storage stays."""
+        self.wants_owners = False
         for item in owned:
             for number in self._log.adopt([item.tensor]):
                 self._claims.setdefault(number, (item.cause, item.place))
@@ -73,14 +81,14 @@ class Attribution:
         device = self._log.storages[number].device
         if device not in (self._device_type, "cpu"):
             return None
-        cause, place = self._claims.get(number) or (self._by_birth(number), self._place_by_birth(number))
+        cause, place = self._claims.get(number) or (self._by_signs(number), self._place_by_birth(number))
         return cause, place if device == self._device_type else Place.HOST
 
     def _claim_gradients(self, args: tuple[Any, ...]) -> None:
         """Claim what autograd accumulates; hooks that run there detach their buckets too, which are none."""
         for number in _numbers(self._log, args):
             if number not in self._beside_autograd:
-                self._claims.setdefault(number, (Cause.GRADIENTS, Place.DEVICE))
+                self._passing.setdefault(number, Cause.GRADIENTS)
 
     def _claim_parameters(self, args: tuple[Any, ...]) -> None:
         """A weight that no owner holds for long is a gathered one; while the model is made it is the model's."""
@@ -88,7 +96,7 @@ class Attribution:
             if type(arg) is torch.nn.Parameter:
                 cause = Cause.GATHERED_PARAMETERS if self._is_gathered(arg) else Cause.PARAMETERS
                 for number in _numbers(self._log, (arg,)):
-                    self._claims.setdefault(number, (cause, Place.DEVICE))
+                    self._passing.setdefault(number, cause)
 
     def _is_gathered(self, parameter: torch.nn.Parameter) -> bool:
         partition = getattr(parameter, "ds_tensor", None)  # DeepSpeed stage 3
@@ -101,6 +109,8 @@ class Attribution:
         self._num_seen = len(self._log.storages)
         if where in (_Where.ACCUMULATION, _Where.OUTSIDE):
             self._beside_autograd.update(new)
+            largest = max(self._log.storages[number].num_bytes for number in new)
+            self.wants_owners |= largest * SMALLEST_SHARE_ASKED_FOR > self._log.live_bytes
         elif where is _Where.BACKWARD and torch.is_grad_enabled():  # only a forward inside backward has gradients on
             self._recomputed.update(new)
         if func not in _ALWAYS_DEVICE and self._all_on_host(args):
@@ -116,8 +126,10 @@ class Attribution:
     def _place_by_birth(self, number: int) -> Place:
         return Place.HOST if number in self._on_host else Place.DEVICE
 
-    def _by_birth(self, number: int) -> Cause:
+    def _by_signs(self, number: int) -> Cause:
         storage = self._log.storages[number]
+        if number in self._passing:
+            return self._passing[number]
         if number in self._in_collectives:
             return Cause.COMMUNICATION_BUCKETS
         match self._log.events[storage.event].phase:

@@ -27,7 +27,7 @@ class StorageMeter:
     ) -> None:
         """`device_type`: where the model is; `vocab_size`: width of the logits, to tell them from activations."""
         self._rank, self._world_size = rank, world_size
-        self.log = StorageLog(observer=self._observe)
+        self.log = StorageLog(phase=Phase.INITIALISE, observer=self._observe)
         self._attribution = Attribution(self.log, device_type=device_type, vocab_size=vocab_size)
         self._owners: list[Owners] = []
         self._stretches: list[Stretch] = []
@@ -115,4 +115,6 @@ class StorageMeter:
             self._attribution.claim(owners())
 
     def _observe(self, func: Any, args: tuple[Any, ...], _: Any) -> None:
+        if self._attribution.wants_owners:
+            self._ask_owners()
         self._attribution.observe(func, args)
