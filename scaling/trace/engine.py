@@ -45,7 +45,7 @@ class EngineSpec(ABC):
     whole_model_on_device: ClassVar[bool] = True
     """Whether every rank's device holds the unsharded model before the engine is made."""
 
-    def parameters_place(self) -> Place:
+    def parameters_place(self, module: nn.Module) -> Place:
         """Return where the module's own parameters are when the engine is made."""
         return Place.DEVICE
 

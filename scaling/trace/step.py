@@ -92,7 +92,7 @@ class _Run:
         with self.recorder.section(Section(0, 0, Phase.INITIALISE)):
             if built is not None:
                 self.recorder.claim(built.owners())
-            self.recorder.claim(_initial_owners(self.module, self.inputs, spec.parameters_place()))
+            self.recorder.claim(_initial_owners(self.module, self.inputs, spec.parameters_place(self.module)))
             return built or spec.build(self.module, self.recorder)
 
     def one_step(self, engine: TraceEngine, step: int) -> None:

@@ -6,7 +6,7 @@ three times in the third.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,9 +46,10 @@ class Repeated:
 
 
 Part = Fixed | Repeated
+ThreeLogs = tuple[Sequence[Sign], Sequence[Sign], Sequence[Sign]]
 
 
-def align(logs: tuple[Sequence[Sign], Sequence[Sign], Sequence[Sign]], *, where: str) -> list[Part]:
+def align(logs: ThreeLogs, *, where: str) -> list[Part]:
     """Return the parts of one section, in order.
 
     Raises:
@@ -60,13 +61,13 @@ def align(logs: tuple[Sequence[Sign], Sequence[Sign], Sequence[Sign]], *, where:
         heads = [
             log[index] if index < len(log) else None for log, index in zip(logs, (first, second, third), strict=True)
         ]
-        if heads[0] is not None and heads[0] == heads[1] == heads[2]:
+        if heads[0] is not None and _equal(heads):
             parts.append(Fixed((first, second, third)))
         elif length := _repeated_length(logs, first, second, third):
             _insert_midway(parts, Repeated(length, (second, third)), logs[1])
             second, third = second + length, third + 3 * length
             continue
-        elif heads[0] is not None and all(head is not None and heads[0].is_like(head) for head in heads):
+        elif heads[0] is not None and _alike(heads):
             parts.append(Fixed((first, second, third)))  # its bytes grow with the depth
         else:
             raise ExtrapolationError(
@@ -76,23 +77,29 @@ def align(logs: tuple[Sequence[Sign], Sequence[Sign], Sequence[Sign]], *, where:
     return parts
 
 
-def _repeated_length(
-    logs: tuple[Sequence[Sign], Sequence[Sign], Sequence[Sign]], first: int, second: int, third: int
-) -> int:
-    """Return how many events before ``second`` are repeated once there, and three times at ``third``; 0 for none."""
-    base, once, thrice = logs
+def _repeated_length(logs: ThreeLogs, first: int, second: int, third: int) -> int:
+    """Return how many events before ``second`` are repeated once there, and three times at ``third``; 0 for none.
+
+    What follows must be the same in all logs, or at least the same but for its bytes.
+    """
+    lengths = list(_candidates(logs, second, third))
+    for same in (_equal, _alike):
+        for length in lengths:
+            if same([_at(log, i) for log, i in zip(logs, (first, second + length, third + 3 * length), strict=True)]):
+                return length
+    return 0
+
+
+def _candidates(logs: ThreeLogs, second: int, third: int) -> Iterator[int]:
+    _, once, thrice = logs
     for length in range(1, min(second, len(once) - second) + 1):
         block = once[second - length : second]
         if (
             block[0] == once[second]
             and once[second : second + length] == block
             and thrice[third : third + 3 * length] == [*block, *block, *block]
-            and base[first : first + 1]
-            == once[second + length : second + length + 1]
-            == thrice[third + 3 * length : third + 3 * length + 1]
         ):
-            return length
-    return 0
+            yield length
 
 
 def _insert_midway(parts: list[Part], repeated: Repeated, once: Sequence[Sign]) -> None:
@@ -115,6 +122,16 @@ def _insert_midway(parts: list[Part], repeated: Repeated, once: Sequence[Sign]) 
         assert isinstance(part, Fixed)
         first, second, third = part.indices
         parts.append(Fixed((first, second + length, third + 3 * length)))
+
+
+def _equal(heads: Sequence[Sign | None]) -> bool:
+    return heads[0] == heads[1] == heads[2]
+
+
+def _alike(heads: Sequence[Sign | None]) -> bool:
+    """Whether events are the same but for their bytes, or all logs are at their end."""
+    first = heads[0]
+    return all(head is None if first is None else head is not None and first.is_like(head) for head in heads)
 
 
 def _at(log: Sequence[Sign], index: int) -> Sign | None:

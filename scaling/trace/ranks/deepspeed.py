@@ -38,19 +38,29 @@ _COMPARING_MODULES = (
 )
 
 
+_FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zero(EngineSpec):
-    """A DeepSpeed engine by its JSON. The module is made in fp32 (``TracePrecision.FP32``) on the host."""
+    """A DeepSpeed engine by its JSON. The module is on the host, in the format of ``TraceOptions.precision``."""
 
     world_size: int
     config: Mapping[str, Any]
     """DeepSpeed's configuration, as it is given to ``deepspeed.initialize``."""
     optimizer: OptimizerFactory = fused_adamw
 
-    def parameters_place(self) -> Place:
-        sixteen_bit = any(self.config.get(name, {}).get("enabled") for name in ("bf16", "fp16"))
-        return Place.HOST if sixteen_bit else Place.DEVICE  # cast on the host, then moved
+    @property
+    def stage(self) -> int:
+        return int(self.config.get("zero_optimization", {}).get("stage", 0))
+
+    def parameters_place(self, module: nn.Module) -> Place:
+        """Return the host where the device gets copies: another format (cast before they move), or shards."""
+        enabled = [name for name in _FORMATS if self.config.get(name, {}).get("enabled")]
+        dtype = _FORMATS[enabled[0]] if enabled else torch.float32
+        is_moved_as_it_is = self.stage < 3 and next(module.parameters()).dtype == dtype
+        return Place.DEVICE if is_moved_as_it_is else Place.HOST
 
     @contextmanager
     def environment(self, recorder: Recorder) -> Iterator[None]:
@@ -60,6 +70,9 @@ class Zero(EngineSpec):
             import_deepspeed(torch.device("cpu"))
             for name in _STATEFUL_MODULES:
                 stack.enter_context(_restored_globals(import_module(name)))
+            stack.enter_context(
+                patched(torch.nn.functional, "linear", torch.nn.functional.linear)
+            )  # stage 3 replaces it
             stack.enter_context(rank_0_of(self.world_size))
             if without_data:
                 stack.enter_context(_tensors_without_data(recorder))
@@ -71,7 +84,7 @@ class Zero(EngineSpec):
         deepspeed = import_deepspeed(torch.device("cpu"))
         config = {**self.config, "zero_allow_untested_optimizer": True}
         deepspeed.init_distributed(dist_backend="fake", verbose=False)
-        if config.get("zero_optimization", {}).get("stage") == 3:
+        if self.stage == 3:
             deepspeed.zero.Init(module=module, config_dict_or_path=config)
         optimizer = self.optimizer([parameter for parameter in module.parameters() if parameter.requires_grad])
         engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
@@ -121,6 +134,8 @@ def _tensors_without_data(recorder: Recorder) -> Iterator[None]:
 
     set_accelerator(MetaAccelerator(StreamTracker(recorder), is_synchronous=recorder.emulated == "cpu"))
     with ExitStack() as stack:
+        # It would keep memory from being reused until the other stream is done; the replay reuses it at once.
+        stack.enter_context(patched(torch.Tensor, "record_stream", lambda tensor, stream: None))
         for name in _COMPARING_MODULES:
             module = import_module(name)
             if hasattr(module, "assert_ints_same_as_other_ranks"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,8 +21,10 @@ def rank_0_of(world_size: int) -> Iterator[None]:
         raise TraceError(
             "tracing a sharded step makes a process group, and this process already has one; trace in another process"
         )
+    show_exception = sys.excepthook  # torch puts the rank before every line from now on
     dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
     try:
         yield
     finally:
         dist.destroy_process_group()
+        sys.excepthook = show_exception

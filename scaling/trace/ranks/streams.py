@@ -34,6 +34,9 @@ class _Event:
     def record(self, stream: Any = None) -> None:
         """Return at once."""
 
+    def query(self) -> bool:
+        return True
+
     def wait(self, stream: Any = None) -> None:
         """Return at once."""
 
