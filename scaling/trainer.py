@@ -65,6 +65,8 @@ def _step(engine: Engine, data: TrainingData, config: TrainConfig, *, watch: Mem
 def _evaluation(engine: Engine, data: TrainingData, *, step: int) -> EvaluationRecord:
     start = time.perf_counter()
     result = evaluate(engine, data.evaluation_batches(rank=engine.rank, world_size=engine.data_parallel_size))
+    if not math.isfinite(result.mean_loss):
+        raise TrainingError(f"step {step}: eval_loss={result.mean_loss}; lower the learning rate, or check the data")
     return EvaluationRecord(
         step=step,
         eval_loss=result.mean_loss,

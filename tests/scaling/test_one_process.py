@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import scaling.trainer
+from scaling.loop import EvaluationResult
 from scaling.metrics import Summary
 from scaling.train import main
 from strategies.serialize import read_json
@@ -71,6 +72,17 @@ def test_overwriting_moves_the_earlier_run_aside(plan: Path) -> None:
     assert (folder / "previous-1" / "metrics.jsonl").read_text() == before
     assert (folder / "previous-1" / "final" / "model.safetensors").exists()
     assert len(losses(folder)) == 3
+
+
+def test_an_evaluation_that_is_no_number_ends_the_run(
+    plan: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = EvaluationResult(mean_loss=float("nan"), num_tokens=8)
+    monkeypatch.setattr(scaling.trainer, "evaluate", lambda engine, batches: result)
+    flags = ["--plan", plan, "--out", plan.parent.parent / "run", "--steps", 3, "--eval-every", 1]
+    assert main([str(flag) for flag in flags]) == 2
+    assert "step 1: eval_loss=nan" in capfd.readouterr().err
+    assert not (plan.parent.parent / "run" / "final").exists()
 
 
 def test_running_out_of_memory_names_the_prediction(
