@@ -3,8 +3,7 @@
 Method: the small Llama takes three steps, as rank 0 of 2 and 4 simulated ranks and of 2 and 4 gloo processes; every
 span (one forward, one backward, one step) must agree to the byte in every cause, on device and host. Then N = 8 to
 1024, simulated only, timed. Usage: ``python -m benchmarks.simulated_ranks``; writes
-``benchmarks/results/simulated_ranks.json``
-and ``.md``; exit code 1 if a span differs.
+``benchmarks/results/simulated_ranks.json`` and ``.md``; exit code 1 if a span differs.
 """
 
 from __future__ import annotations
@@ -136,6 +135,14 @@ def _pairs_table(pairs: Sequence[Pair]) -> Iterator[str]:
         )
 
 
+WHAT_GROWS = (
+    "What grows with N is work in Python, rank by rank, and with it the operators to follow. ZeRO-3: DeepSpeed's",
+    "reduce-scatter cuts every gradient into N views (deepspeed 0.19.8, runtime/comm/coalesced_collectives.py, line 96),",
+    "in every micro step. FSDP2: sharding cuts every weight into N chunks and makes an empty tensor for each rank beyond",
+    "its rows (torch 2.13, fsdp/_fully_shard, _chunk_with_empty), once. ZeRO-1, ZeRO-2 and DDP do little of the kind.",
+)
+
+
 def _timings_table(timings: Sequence[Timing]) -> Iterator[str]:
     yield "Three simulated steps, seconds (operators):"
     yield ""
@@ -144,6 +151,8 @@ def _timings_table(timings: Sequence[Timing]) -> Iterator[str]:
     for name in TIMED:
         cells = [f"{row.wall_s:.0f} ({row.num_operators:,})" for row in timings if row.name == name]
         yield f"| {name} | " + " | ".join(cells) + " |"
+    yield ""
+    yield from WHAT_GROWS
 
 
 if __name__ == "__main__":
