@@ -37,6 +37,8 @@ class TrainConfig:
     """Tokenizer folder or hub id; bytes needs no download."""
     text_column: str | None = None
     """Column that holds the text, for JSONL, Parquet and datasets."""
+    cache_dir: Path | None = None
+    """Folder of token stores, made once for each text and tokenizer; None: ~/.cache/memory-scaling."""
     steps: int
     """Optimizer steps."""
     learning_rate: float = 3e-4

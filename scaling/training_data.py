@@ -68,8 +68,8 @@ def open_training_data(
             f"tokenizer={config.tokenizer} has ids up to {num_ids - 1}, but model {decision.model} has "
             f"vocab_size={vocab_size}; take the model's own tokenizer or a model with a larger vocabulary"
         )
-    source = open_source(config.data, text_column=config.text_column)
-    store = build_token_store(source, tokenizer, show_progress=show_progress)
+    source = open_source(config.data, text_column=config.text_column, cache_dir=config.cache_dir)
+    store = build_token_store(source, tokenizer, cache_dir=config.cache_dir, show_progress=show_progress)
     fraction = config.eval_fraction if config.eval_every else 0.0
     train = PackedDataset(store, seq_len=job.seq_len, split="train", eval_fraction=fraction)
     held_out = PackedDataset(store, seq_len=job.seq_len, split="eval", eval_fraction=fraction) if fraction else None
