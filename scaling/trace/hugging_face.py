@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +40,23 @@ def model_factory(
         return model
 
     return make
+
+
+def read_config(path: Path) -> PretrainedConfig:
+    """Return the configuration in a ``config.json`` or in the folder that holds one.
+
+    Raises:
+        TraceError: it cannot be read, or this transformers does not know its ``model_type``.
+    """
+    from transformers import AutoConfig
+
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        values = json.loads(file.read_text())
+        config: PretrainedConfig = AutoConfig.for_model(values.pop("model_type"), **values)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise TraceError(f"{file} is no configuration that can be traced ({error}); give a config.json") from error
+    return config
 
 
 def depth(config: PretrainedConfig) -> int:

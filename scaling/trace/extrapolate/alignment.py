@@ -58,9 +58,7 @@ def align(logs: ThreeLogs, *, where: str) -> list[Part]:
     parts: list[Part] = []
     first, second, third = 0, 0, 0
     while first < len(logs[0]) or second < len(logs[1]) or third < len(logs[2]):
-        heads = [
-            log[index] if index < len(log) else None for log, index in zip(logs, (first, second, third), strict=True)
-        ]
+        heads = [_at(log, index) for log, index in zip(logs, (first, second, third), strict=True)]
         if heads[0] is not None and _equal(heads):
             parts.append(Fixed((first, second, third)))
         elif length := _repeated_length(logs, first, second, third):
