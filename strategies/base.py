@@ -26,6 +26,8 @@ class StateLayout:
     """While a forward runs, gradients of earlier micro batches included."""
     backward_start: CauseBytes
     """When backward begins: no gradient of this micro batch yet."""
+    first_gradient: CauseBytes
+    """When the head's gradient is there: all activations are, but most of the logits are gone."""
     first_reduction: CauseBytes
     """When the first full bucket is reduced: little of backward is done, but gradient buffers are there."""
     backward_end: CauseBytes

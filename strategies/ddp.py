@@ -62,6 +62,7 @@ class Ddp(Strategy):
             ),
             forward=CauseBytes(),
             backward_start=CauseBytes(),
+            first_gradient=CauseBytes(),
             first_reduction=CauseBytes(),
             backward_end=in_flight,
             optimizer_step=CauseBytes(step_temporaries=fp32_gradients),

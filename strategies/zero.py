@@ -14,7 +14,7 @@ from strategies.base import StateLayout, Strategy, largest_tensor_params
 from strategies.estimate import CauseBytes
 from strategies.job import Job
 from strategies.memory.model_states import ADAM_STATE_BYTES, FP32_BYTES, Sharding
-from strategies.model_spec import ModelSpec
+from strategies.model_spec import GroupRole, ModelSpec
 from strategies.plan import Buckets, Plan
 from strategies.units import ceil_div
 
@@ -60,6 +60,12 @@ class Zero(Strategy):
         return _stage12_layout(self.stage, spec, job=job, plan=plan, data_parallel_size=data_parallel_size)
 
 
+def _head_params(spec: ModelSpec) -> int:
+    """Return the parameters of the output head; a tied one is the embedding."""
+    heads = [group.num_params for group in spec.groups if group.role is GroupRole.HEAD]
+    return sum(heads) or spec.vocab_size * spec.hidden_size
+
+
 def _step_copies(job: Job) -> int:
     """Return bytes per parameter of the copies in the step: flattened in its own format, and then in fp32.
 
@@ -93,6 +99,8 @@ def _stage12_layout(
         initialise=_stage12_initialise(weight, params=params, share=share, largest=largest),
         forward=between,
         backward_start=between,
+        # The buckets are made with the first gradient, the head's.
+        first_gradient=CauseBytes(gradients=accumulated + weight * _head_params(spec), communication_buckets=buckets),
         # The last rank's partition holds the last blocks, whose gradients come first: its buffer is made at once.
         first_reduction=CauseBytes(gradients=accumulated + new_partition, communication_buckets=buckets),
         backward_end=CauseBytes(
@@ -138,6 +146,7 @@ def _stage3_layout(spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size:
         initialise=CauseBytes(parameters=weight * share, step_temporaries=2 * FP32_BYTES * share),
         forward=gathered,
         backward_start=gathered,
+        first_gradient=gathered,
         first_reduction=gathered,
         backward_end=backward,
         # The partition's gradients are flattened into a copy, and 16-bit ones then widened to fp32.

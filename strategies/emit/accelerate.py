@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from strategies.cluster import Cluster
 from strategies.decision import Decision
 from strategies.emit.deepspeed import STAGES
 
@@ -34,17 +33,15 @@ def accelerate_yaml(decision: Decision, *, deepspeed_json: Path) -> str:
     else:
         # The engine sets the precision itself; accelerate's own casting stays off.
         lines += ["mixed_precision: 'no'"]
-        lines += ["use_cpu: true"] if cluster.gpu.is_cpu else []
     return "\n".join(lines) + "\n"
 
 
 def _distributed_type(decision: Decision) -> str:
+    """Return accelerate's name for how processes are started.
+
+    MULTI_GPU for CPU ranks too: MULTI_CPU would start one process and leave the others to MPI (accelerate 1.15.0,
+    commands/launch.py, launch_command). The trainer takes the device from the plan, not from here.
+    """
     if decision.plan.strategy in STAGES:
         return "DEEPSPEED"
-    return _plain_distributed_type(decision.cluster)
-
-
-def _plain_distributed_type(cluster: Cluster) -> str:
-    if cluster.gpus == 1:
-        return "'NO'"
-    return "MULTI_CPU" if cluster.gpu.is_cpu else "MULTI_GPU"
+    return "'NO'" if decision.cluster.gpus == 1 else "MULTI_GPU"

@@ -56,12 +56,30 @@ class BlockForm:
 
 # fp32 columns: the fp32 copies that norms make of 16-bit inputs fall away, the residual stream itself is kept instead.
 _LLAMA = BlockForm(hidden=16, query=4, key_value=4, mlp=8, hidden_fp32=24)
+_QWEN3 = replace(_LLAMA, heads=8, key_value_heads=4, query_key_norm=6, query_key_norm_fp32=8)
 FORMS: dict[str, BlockForm] = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
     "mixtral": _LLAMA,
     "qwen2": _LLAMA,
-    "qwen3": replace(_LLAMA, heads=8, key_value_heads=4, query_key_norm=6, query_key_norm_fp32=8),
+    "qwen3": _QWEN3,
+    # The shared expert's output is kept beside its gate.
+    "qwen2_moe": replace(_LLAMA, hidden=18, hidden_fp32=28),
+    "qwen3_moe": _QWEN3,
+    "granite": _LLAMA,
+    "olmo2": replace(_LLAMA, hidden=20, constant=16, query_key_norm=8, query_key_norm_fp32=8, final=10),
+    "stablelm": BlockForm(
+        hidden=10,
+        query=4,
+        key_value=4,
+        mlp=8,
+        constant=16,
+        hidden_fp32=20,
+        layer_norm=True,
+        final=4,
+        final_fp32=8,
+        rotary=0.25,
+    ),
     "gemma": replace(_LLAMA, hidden=20, final=10, shifted_norms=2),
     "gemma3_text": BlockForm(
         hidden=36,

@@ -16,6 +16,8 @@ class LogitsBytes:
     kept: int
     """Between forward and backward."""
     backward_peak: int
+    head_backward: int
+    """While the head's gradient is computed: the gradient of the logits in the format of the weights."""
 
 
 def standard_loss(spec: ModelSpec, *, num_tokens: int, precision: Precision) -> LogitsBytes:
@@ -28,4 +30,9 @@ def standard_loss(spec: ModelSpec, *, num_tokens: int, precision: Precision) -> 
     """
     logits = num_tokens * spec.vocab_size
     forward = 8 if precision is Precision.FP32 else 10
-    return LogitsBytes(forward_peak=forward * logits, kept=4 * logits, backward_peak=12 * logits)
+    return LogitsBytes(
+        forward_peak=forward * logits,
+        kept=4 * logits,
+        backward_peak=12 * logits,
+        head_backward=precision.weight_bytes * logits,
+    )

@@ -76,6 +76,7 @@ def _step_phases(
     left = _left_at_first_reduction(spec, kept=kept, plan=plan)
     backward = max(
         layout.backward_start + CauseBytes(activations=kept + outer, logits=logits.backward_peak),
+        layout.first_gradient + CauseBytes(activations=kept + outer, logits=logits.head_backward),
         layout.first_reduction + CauseBytes(activations=left),
         layout.backward_end + _first_block(spec, kept=kept, num_tokens=num_tokens, job=job, plan=plan, on_cpu=on_cpu),
         key=lambda causes: causes.total_bytes,

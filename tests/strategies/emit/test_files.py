@@ -63,7 +63,7 @@ def test_deepspeed_config_is_absent_for_ddp() -> None:
 
 
 @pytest.mark.parametrize("strategy", [StrategyName.DDP, StrategyName.ZERO3])
-@pytest.mark.parametrize(("name", "gpus", "ddp_type"), [("a", 4, "MULTI_GPU"), ("cpu", 4, "MULTI_CPU"), ("a", 1, "NO")])
+@pytest.mark.parametrize(("name", "gpus", "ddp_type"), [("a", 4, "MULTI_GPU"), ("cpu", 4, "MULTI_GPU"), ("a", 1, "NO")])
 def test_accelerate_reads_the_yaml(tmp_path: Path, strategy: StrategyName, name: str, gpus: int, ddp_type: str) -> None:
     from accelerate.commands.config.config_args import load_config_from_file
 

@@ -29,6 +29,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mistral": {"model_type": "mistral", **WIDTHS, **GQA, "sliding_window": None},
     "qwen2": {"model_type": "qwen2", **WIDTHS, **GQA},
     "qwen3": {"model_type": "qwen3", **WIDTHS, **GQA, "head_dim": 64},
+    "granite": {"model_type": "granite", **WIDTHS, **GQA},
+    "olmo2": {"model_type": "olmo2", **WIDTHS, **GQA},
+    "stablelm": {"model_type": "stablelm", **WIDTHS, **GQA},
     "gemma3": {"model_type": "gemma3_text", **WIDTHS, **GQA, "head_dim": 64, "sliding_window": 4096},
     "gemma": {"model_type": "gemma", **WIDTHS, **GQA, "head_dim": 64},
     "phi3": {"model_type": "phi3", **WIDTHS, **GQA, "sliding_window": None},
@@ -103,6 +106,27 @@ def test_whole_forward_matches_within_a_few_bytes_a_token(name: str, precision: 
     outer = outer_activations(spec, num_tokens=tokens, seq_len=SEQ, precision=precision, on_cpu=True)
     logits = standard_loss(spec, num_tokens=tokens, precision=precision).kept
     assert abs(kept.two - blocks - outer - logits) <= 24 * tokens
+
+
+EXPERTS = {
+    "mixtral": {"model_type": "mixtral", **WIDTHS, **GQA, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"model_type": "qwen3_moe", **WIDTHS, **GQA, "head_dim": 64, "num_experts": 8,
+                  "num_experts_per_tok": 2, "moe_intermediate_size": 96},
+    "qwen2_moe": {"model_type": "qwen2_moe", **WIDTHS, **GQA, "num_experts": 8, "num_experts_per_tok": 2,
+                  "moe_intermediate_size": 96, "shared_expert_intermediate_size": 192},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_expert_blocks_are_within_their_router(name: str) -> None:
+    """The router's own tensors (scores, sorted indices: a few numbers an expert and token) have no form."""
+    config = {**EXPERTS[name], "sliding_window": None}
+    kept = measure(config, Precision.BF16)
+    spec = load_model_spec({**config, "num_hidden_layers": 2})
+    tokens = BATCH * SEQ
+    ours = block_activations(spec, num_tokens=tokens, precision=Precision.BF16, on_cpu=True)
+    router = tokens * (14 * spec.num_experts + 64 * spec.num_experts_per_token)
+    assert 0 <= kept.three - kept.two - ours <= router
 
 
 @pytest.mark.parametrize("precision", list(DTYPES))
