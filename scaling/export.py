@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,8 @@ def export_model(model: Any, state: dict[str, torch.Tensor], tokenizer: Any, *, 
     """
     if folder.exists():
         raise ExportError(f"{folder} already exists; move it away")
-    partial = folder.with_name(f".{folder.name}.partial")
+    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")  # no other process has this name
     try:
-        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         _write(model, state, tokenizer, folder=partial)
         check_export(partial, state, tokenizer)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import logging
 import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from scaling.errors import ConfigError
 
@@ -12,6 +18,10 @@ SUMMARY_FILE = "summary.json"
 CONFIG_FILE = "train_config.json"
 FINAL_FOLDER = "final"
 RUN_FILES = (METRICS_FILE, SUMMARY_FILE, CONFIG_FILE, FINAL_FOLDER)
+LOCK_FILE = ".running"
+"""There while a run writes to the folder; one that a killed run has left is free and does not count."""
+
+logger = logging.getLogger(__name__)
 
 
 def check_run_folder(out: Path, *, plan: Path, overwrite: bool) -> None:
@@ -35,9 +45,56 @@ def check_run_folder(out: Path, *, plan: Path, overwrite: bool) -> None:
         )
 
 
-def open_run_folder(out: Path) -> None:
-    """Create the folder, moving the files of an earlier run into ``previous-1``, ``previous-2``, … inside it."""
+@contextmanager
+def open_run_folder(out: Path, *, plan: Path, overwrite: bool) -> Iterator[None]:
+    """Create the folder and keep other runs out of it until the context ends.
+
+    What `check_run_folder` saw may be minutes old, so it is checked again under the lock. The files of an earlier run
+    move into ``previous-1``, ``previous-2``, … inside the folder.
+
+    Raises:
+        ConfigError: another run writes to the folder, or it has come to hold something since it was checked.
+    """
     out.mkdir(parents=True, exist_ok=True)
+    with _lock(out):
+        check_run_folder(out, plan=plan, overwrite=overwrite)
+        _move_earlier_run(out)
+        yield
+
+
+@contextmanager
+def _lock(out: Path) -> Iterator[None]:
+    """Hold the lock of ``out``. The operating system frees it when its holder ends, however it ends."""
+    path = out / LOCK_FILE
+    with _locked_file(path, out) as file:
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _locked_file(path: Path, out: Path) -> IO[str]:
+    while True:
+        file = path.open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            holder = file.read() or "another process"
+            file.close()
+            raise ConfigError(f"out={out} is in use: {holder} writes a run to it; give another folder") from error
+        except OSError as error:
+            logger.warning("out=%s: its file system cannot lock files (%s); start no other run there", out, error)
+            return file
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            return file
+        file.close()  # the holder before has ended and removed it between our opening and our locking
+
+
+def _move_earlier_run(out: Path) -> None:
     earlier = [out / name for name in RUN_FILES if (out / name).exists()]
     if not earlier:
         return
@@ -52,7 +109,7 @@ def open_run_folder(out: Path) -> None:
 def _occupants(out: Path, *, plan: Path) -> list[str]:
     if not out.exists():
         return []
-    names = sorted(os.listdir(out))
+    names = sorted(name for name in os.listdir(out) if name != LOCK_FILE)
     if plan.parent.resolve() == out.resolve():
         return [name for name in names if name in RUN_FILES]
     return names

@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -79,7 +79,8 @@ def run(prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment) -> S
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # ours is the one bar
     join_process_group(launch, device=prepared.device, timeout_s=config.timeout_s)
     try:
-        return _run(prepared, config, launch)
+        with ExitStack() as folder_lock:
+            return _run(prepared, config, launch, folder_lock=folder_lock)
     except torch.OutOfMemoryError as error:
         predicted = format_bytes(prepared.decision.estimate.peak_allocated_bytes)
         raise TrainingError(
@@ -90,7 +91,7 @@ def run(prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment) -> S
         leave_process_group(launch)
 
 
-def _run(prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment) -> Summary:
+def _run(prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment, *, folder_lock: ExitStack) -> Summary:
     watch = MemoryWatch(
         device=prepared.device,
         launch=launch,
@@ -98,7 +99,7 @@ def _run(prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment) -> 
         vocab_size=prepared.model_config.get_text_config().vocab_size,
     )
     engine = _start_engine(prepared, config, watch)
-    together(partial(_open_folder, config, launch))
+    together(partial(_open_folder, config, launch, folder_lock=folder_lock))
     start = time.perf_counter()
     records = _train(engine, prepared.data, config, watch=watch)
     train_time_s = time.perf_counter() - start
@@ -158,9 +159,9 @@ def _export(engine: Engine, data: TrainingData, *, folder: Path) -> None:
     together(write)
 
 
-def _open_folder(config: TrainConfig, launch: LaunchEnvironment) -> None:
+def _open_folder(config: TrainConfig, launch: LaunchEnvironment, *, folder_lock: ExitStack) -> None:
     if launch.is_main:
-        open_run_folder(config.out)
+        folder_lock.enter_context(open_run_folder(config.out, plan=config.plan, overwrite=config.overwrite))
     _write_if_main(config.out / CONFIG_FILE, json.dumps(dataclasses.asdict(config), indent=2, default=str), launch)
 
 

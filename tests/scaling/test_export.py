@@ -158,3 +158,11 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ExportError, match="cannot write the model to"):
         export(make("llama", TINY_LLAMA), tmp_path / "file" / "final")
+
+
+def test_what_another_process_is_writing_is_left_alone(tmp_path: Path) -> None:
+    theirs = tmp_path / ".final.partial"
+    theirs.mkdir()
+    (theirs / "model.safetensors").write_text("half")
+    export(make("llama", TINY_LLAMA), tmp_path / "final")
+    assert [path.name for path in theirs.iterdir()] == ["model.safetensors"]
