@@ -74,7 +74,16 @@ def main() -> int:
 def _launchers() -> dict[str, list[str]]:
     return {
         "accelerate": ["accelerate", "launch", "--config_file", str(PLAN / "accelerate.yaml"), "-m"],
-        "deepspeed": ["deepspeed", "--num_gpus", "2", "--master_port", str(_free_port()), "--module"],
+        "deepspeed": [
+            "deepspeed",
+            "--num_gpus",
+            "2",
+            "--master_port",
+            str(_free_port()),
+            "--log_level",
+            "warning",
+            "--module",
+        ],
     }
 
 
@@ -105,14 +114,16 @@ def _train(launcher: str, head: list[str]) -> Run:
 
 def _open(folder: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompt = tokenizer("def main(", return_tensors="pt", add_special_tokens=False)
     with torch.no_grad():
         ids = model.generate(**prompt, max_new_tokens=40, do_sample=False, pad_token_id=tokenizer.pad_token_id)
-    print(f"{folder}: {model.num_parameters():,} parameters; it continues {tokenizer.decode(ids[0])!r}")
+    text = tokenizer.decode(ids[0])
+    print(f"{folder}: {model.num_parameters():,} parameters; after so few steps it writes {text!r}")
 
 
 def _step(title: str) -> None:
@@ -123,7 +134,9 @@ def _run(command: list[str]) -> None:
     """Show a command as a user would type it, run it, and end the demo with its exit code where it fails."""
     print(f"$ {shlex.join(command)}", flush=True)
     folder = Path(sys.executable).parent
-    environment = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    # The last two only keep launchers from announcing that they found no GPU and chose one thread a rank.
+    quiet = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | quiet | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
     finished = subprocess.run(command, env=environment, check=False)
     if finished.returncode:
         print(f"demo: {command[0]} ended with exit code {finished.returncode}", file=sys.stderr)

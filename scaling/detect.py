@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 from strategies.cluster import CPU_NAME, Cluster, Gpu, gpu_preset
@@ -14,6 +16,10 @@ AUTO = "auto"
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Version 2, version 1 (kernel documentation, admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst)."""
 DEFAULT_GPUS_PER_NODE = 8
+LARGEST = 10**6
+"""GPUs, or GiB: more is a slip."""
+
+logger = logging.getLogger(__name__)
 
 
 def build_cluster(
@@ -34,16 +40,8 @@ def build_cluster(
     )
     found = _local_gpus() if gpu == AUTO else []
     count = gpus or len(found) or 1
-    device = _device(gpu, found=found, ranks=count)
-    if gpu_memory_gib is not None:
-        device = Gpu(
-            name=device.name,
-            memory_bytes=round(gpu_memory_gib * GIB),
-            bf16_flops_per_s=device.bf16_flops_per_s,
-            hbm_bytes_per_s=device.hbm_bytes_per_s,
-            link_bytes_per_s=device.link_bytes_per_s,
-            source="--gpu-memory-gib",
-        )
+    memory_bytes = None if gpu_memory_gib is None else round(gpu_memory_gib * GIB)
+    device = _device(gpu, found=found, ranks=count, memory_bytes=memory_bytes)
     host_bytes = round(host_memory_gib * GIB) if host_memory_gib else (host_memory_bytes() if gpu == AUTO else None)
     per_node = gpus_per_node or (count if device.is_cpu else min(count, DEFAULT_GPUS_PER_NODE))
     return Cluster(gpu=device, gpus=count, gpus_per_node=per_node, host_memory_bytes=host_bytes)
@@ -56,15 +54,17 @@ def host_memory_bytes() -> int:
     return min([physical, *limits])
 
 
-def _device(gpu: str, *, found: list[Gpu], ranks: int) -> Gpu:
+def _device(gpu: str, *, found: list[Gpu], ranks: int, memory_bytes: int | None) -> Gpu:
+    if gpu not in (AUTO, CPU_NAME):
+        return gpu_preset(gpu, memory_bytes=memory_bytes)
     if found:
-        return found[0]
-    if gpu in (AUTO, CPU_NAME):
-        # All ranks share the host's memory, and nothing else is theirs.
-        return Gpu(
-            name=CPU_NAME, memory_bytes=host_memory_bytes() // ranks, source="memory limit of this machine / ranks"
-        )
-    return gpu_preset(gpu)
+        return found[0] if memory_bytes is None else replace(found[0], memory_bytes=memory_bytes, source="given")
+    if gpu == AUTO:
+        # A plan for GPUs that silently became one for CPUs would mislead.
+        logger.warning("no CUDA device here: planning for CPU ranks. For GPUs that are elsewhere give --gpu NAME")
+    # All ranks share the host's memory, and nothing else is theirs.
+    share = memory_bytes or host_memory_bytes() // ranks
+    return Gpu(name=CPU_NAME, memory_bytes=share, source="given" if memory_bytes else "this machine's limit / ranks")
 
 
 def _local_gpus() -> list[Gpu]:
@@ -93,7 +93,9 @@ def _check_positive(**values: float | None) -> None:
     bad = [
         f"--{name.replace('_', '-')} {value}"
         for name, value in values.items()
-        if value is not None and not 0 < value < float("inf")
+        if value is not None and not 0 < value <= LARGEST
     ]
     if bad:
-        raise ClusterError(f"{', '.join(bad)}: must be a number above zero; correct or leave it out")
+        raise ClusterError(
+            f"{', '.join(bad)}: must be a number above zero (and at most {LARGEST}); correct or leave it out"
+        )

@@ -9,8 +9,10 @@ from pathlib import Path
 from scaling.meter import Measurement, Meter, highest
 from scaling.simulate import simulate
 from strategies.decision import Decision
+from strategies.errors import PlanError
 from strategies.estimate import MemoryProfile, Phase
 from strategies.explain import describe_plan
+from strategies.job import Precision
 from strategies.load_model import resolve_model
 
 
@@ -42,6 +44,8 @@ def measure_plan(decision: Decision, *, num_steps: int, simulated: bool, picture
     """
     from scaling.measured_ranks import measure_ranks
 
+    if decision.job.precision is Precision.FP16:
+        raise PlanError("precision=fp16 cannot be run yet, only planned; measure with --precision bf16, of equal size")
     program = partial(run_steps, decision, num_steps, picture)
     vocab_size = _vocab_size(decision)
     world_size = decision.cluster.gpus

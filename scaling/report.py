@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from strategies.decision import Decision
@@ -23,10 +24,10 @@ if TYPE_CHECKING:  # brings torch, which planning does without
 def print_decision(decision: Decision, console: Console) -> None:
     """Print the chosen plan, where its bytes go, and why each simpler plan was rejected."""
     cluster, job, plan = decision.cluster, decision.job, decision.plan
+    gpus = f"{cluster.gpus} x {cluster.gpu.name} ({format_bytes(cluster.gpu.memory_bytes)} each)"
     lines = [
-        f"[bold]{decision.model}[/bold]: {decision.num_params:,} parameters on {cluster.gpus} x {cluster.gpu.name} "
-        f"({format_bytes(cluster.gpu.memory_bytes)} each), {job.precision}, sequence {job.seq_len}, "
-        f"global batch {job.global_batch_size}",
+        f"[bold]{escape(decision.model)}[/bold]: {decision.num_params:,} parameters on {gpus}, {job.precision}, "
+        f"sequence {job.seq_len}, global batch {job.global_batch_size}",
         f"[bold green]Plan[/bold green]: {describe_plan(plan)}",
         _headline(decision.estimate, usable_bytes=cluster.gpu.memory_bytes),
     ]
@@ -89,7 +90,7 @@ def print_measured(result: MeasuredPlan, console: Console) -> None:
     _print_lines(
         console,
         [
-            f"[bold]{decision.model}[/bold] under {describe_plan(decision.plan)} on {ranks}, "
+            f"[bold]{escape(decision.model)}[/bold] under {describe_plan(decision.plan)} on {ranks}, "
             f"{result.num_steps} steps; rank {result.rank}",
         ],
     )
@@ -119,7 +120,9 @@ def _comparison_table(measured: MemoryProfile, predicted: MemoryProfile) -> Tabl
 
 def print_launch(decision: Decision, *, folder: Path, written: list[Path], console: Console) -> None:
     """Print the files written and one launch line per launcher, unwrapped so that they can be copied."""
-    console.print(f"Wrote {', '.join(str(path) for path in written)}", highlight=False, soft_wrap=True)
+    names = ", ".join(str(path) for path in written)
+    console.print(f"Wrote {names}", highlight=False, markup=False, soft_wrap=True)
     for command in launch_commands(decision, folder=folder):
         console.print(f"[bold]{command.launcher}[/bold]", soft_wrap=True)
         console.print(f"  {command.line}", highlight=False, markup=False, soft_wrap=True)
+    console.print("Put your own text, tokenizer and number of steps in place of the example's.", soft_wrap=True)

@@ -6,7 +6,6 @@ import csv
 import difflib
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from strategies.errors import ClusterError
 from strategies.presets import configs_folder
@@ -27,6 +26,7 @@ class Gpu:
     hbm_bytes_per_s: float | None = None
     link_bytes_per_s: float | None = None
     """Inside a node, per direction."""
+    supports_bf16: bool = True
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -67,19 +67,23 @@ class Cluster:
         return min(self.gpus, self.gpus_per_node)
 
 
-def gpu_preset(name: str) -> Gpu:
-    """Return the GPU called ``name`` in ``configs/gpus.csv``.
+def gpu_preset(name: str, *, memory_bytes: int | None = None) -> Gpu:
+    """Return the GPU called ``name`` (in any case) in ``configs/gpus.csv``, with ``memory_bytes`` where given.
 
     Raises:
-        ClusterError: no such GPU; the message names the closest ones.
+        ClusterError: no such GPU (the message names the closest ones), or its usable memory is not known.
     """
-    presets = gpu_presets()
-    if name in presets:
-        return presets[name]
-    raise ClusterError(
-        f"gpu={name!r} is not in configs/gpus.csv; closest: {', '.join(_closest(name, list(presets)))}. "
-        f"For another GPU give the nearest name with --gpu-memory-gib, or --gpu auto to detect this machine's"
-    )
+    rows = _gpu_rows()
+    by_folded_name = {known.casefold(): known for known in rows}
+    known = by_folded_name.get(name.casefold())
+    if known is None:
+        raise ClusterError(
+            f"gpu={name!r} is not in configs/gpus.csv; closest: {', '.join(_closest(name, list(rows)))}. "
+            f"For another GPU give the nearest name with --gpu-memory-gib, or --gpu auto to detect this machine's"
+        )
+    if memory_bytes is None and not rows[known]["memory_gib_usable"]:
+        raise ClusterError(f"the usable memory of {known} is not known yet; give it with --gpu-memory-gib")
+    return _gpu_from_row(rows[known], memory_bytes=memory_bytes)
 
 
 def _closest(name: str, known: list[str]) -> list[str]:
@@ -88,27 +92,27 @@ def _closest(name: str, known: list[str]) -> list[str]:
     return containing[:4] or difflib.get_close_matches(name, known, n=4, cutoff=0.3) or known[:4]
 
 
-@cache
 def gpu_presets() -> dict[str, Gpu]:
     """Return every GPU of ``configs/gpus.csv`` whose usable memory is known, by name."""
-    return _read_gpus(configs_folder() / "gpus.csv")
+    return {name: _gpu_from_row(row) for name, row in _gpu_rows().items() if row["memory_gib_usable"]}
 
 
-def _read_gpus(path: Path) -> dict[str, Gpu]:
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return {row["name"]: _gpu_from_row(row) for row in rows if row["memory_gib_usable"]}
+@cache
+def _gpu_rows() -> dict[str, dict[str, str]]:
+    with (configs_folder() / "gpus.csv").open(newline="") as file:
+        return {row["name"]: row for row in csv.DictReader(file)}
 
 
-def _gpu_from_row(row: dict[str, str]) -> Gpu:
+def _gpu_from_row(row: dict[str, str], *, memory_bytes: int | None = None) -> Gpu:
     tera, giga = 10**12, 10**9
     return Gpu(
         name=row["name"],
-        memory_bytes=round(float(row["memory_gib_usable"]) * GIB),
+        memory_bytes=memory_bytes or round(float(row["memory_gib_usable"]) * GIB),
         bf16_flops_per_s=_scaled(row["bf16_dense_tflops"] or row["fp16_dense_tflops"], tera),
         hbm_bytes_per_s=_scaled(row["hbm_gb_s"], giga),
         link_bytes_per_s=_scaled(row["intra_link_gb_s_per_direction"], giga),
-        source=row["usable_source"],
+        supports_bf16=bool(row["bf16_dense_tflops"]),
+        source="given" if memory_bytes else row["usable_source"],
     )
 
 

@@ -48,8 +48,12 @@ def why(decision: Decision) -> list[str]:
 def nothing_fits(rejected: tuple[Rejection, ...], *, usable_bytes: int) -> str:
     """Return the message for a job that fits nowhere: the closest plan, what it lacks, what decides its peak."""
     closest = min(rejected, key=lambda rejection: rejection.over_by_bytes)
+    peak = closest.estimate.memory.peak.causes
+    grows_with_tokens = peak.activations + peak.recomputed_block + peak.logits
+    # Only where a shorter sequence can save what is missing.
+    shorter = ", or a shorter --seq-len" if grows_with_tokens > closest.over_by_bytes else ""
     return (
         f"no plan fits {format_bytes(usable_bytes)} a GPU; the closest is {describe_rejection(closest)}; "
-        f"give GPUs with at least {format_bytes(closest.estimate.peak_reserved_bytes)}, more of them (--gpus), "
-        f"or a shorter --seq-len"
+        f"give GPUs with at least {format_bytes(closest.estimate.peak_reserved_bytes)}, or more of them "
+        f"(--gpus){shorter}"
     )

@@ -48,6 +48,10 @@ class LossImplementation(StrEnum):
     """The framework's own: all logits at once, upcast to fp32."""
 
 
+MAX_SIZE = 2**31
+"""Far above any run: larger numbers are slips, and would make the search endless."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What is trained. ``global_batch_size`` is in samples per optimizer step, over all ranks."""
@@ -65,6 +69,10 @@ class Job:
         sizes = {"seq_len": self.seq_len, "global_batch_size": self.global_batch_size}
         if bad := [f"{name}={value}" for name, value in sizes.items() if value <= 0]:
             raise JobError(f"{', '.join(bad)} must be above zero; give positive whole numbers")
+        if large := [f"{name}={value}" for name, value in sizes.items() if value > MAX_SIZE]:
+            raise JobError(f"{', '.join(large)} is more than {MAX_SIZE}; give what one optimizer step really holds")
+        if self.seq_len < 2:
+            raise JobError(f"seq_len={self.seq_len} leaves no token to predict; give at least 2")
         if not 0 <= self.gradient_clipping < float("inf"):
             raise JobError(f"gradient_clipping={self.gradient_clipping} must be zero (off) or a positive number")
 

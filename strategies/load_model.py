@@ -32,6 +32,8 @@ class ResolvedModel:
     """Local folder that Hugging Face's ``from_pretrained`` opens; None for a preset or an inline config."""
     origin: str
     """Where the config was found, as a phrase to print."""
+    is_local: bool = False
+    """Found at a path that was given, which means another place from another working directory."""
 
 
 def load_model_spec(model: str | Mapping[str, Any]) -> ModelSpec:
@@ -108,18 +110,25 @@ def _inline(config: Mapping[str, Any]) -> ResolvedModel:
     return ResolvedModel(name=name, config=config, origin="given inline")
 
 
+def _expanded(model: str) -> Path:
+    try:
+        return Path(model).expanduser()
+    except RuntimeError:  # the home folder of a user that does not exist
+        return Path(model)
+
+
 def _local(model: str) -> ResolvedModel | None:
-    path = Path(model).expanduser()
+    path = _expanded(model)
     try:
         is_folder, is_file = path.is_dir(), path.is_file()
     except OSError:  # for instance a name that is too long
         return None
     if is_file:
         folder = path.parent if path.name == "config.json" else None
-        return ResolvedModel(name=model, config=_read_config(path), folder=folder, origin=f"file {path}")
+        return ResolvedModel(name=model, config=_read_config(path), folder=folder, origin=f"file {path}", is_local=True)
     if is_folder and (path / "config.json").exists():
         config = _read_config(path / "config.json")
-        return ResolvedModel(name=model, config=config, folder=path, origin=f"folder {path}")
+        return ResolvedModel(name=model, config=config, folder=path, origin=f"folder {path}", is_local=True)
     return None
 
 
@@ -146,7 +155,7 @@ def _downloaded(model: str) -> ResolvedModel | None:
 
 
 def _not_found(model: str) -> str:
-    path = Path(model).expanduser()
+    path = _expanded(model)
     if model.endswith(".json") or not is_hub_id(model):
         return f"no file or folder {path}; give the path of a config.json or of a folder that holds one"
     if path.is_dir():

@@ -10,7 +10,7 @@ from strategies.decision import Decision, Rejection
 from strategies.errors import NoPlanFitsError, PlanError
 from strategies.estimate import Estimate
 from strategies.explain import describe_plan, nothing_fits
-from strategies.job import Job
+from strategies.job import Job, Precision
 from strategies.memory.predict import predict
 from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing, Plan, StrategyName
@@ -61,6 +61,11 @@ def decide(
         ScalingError: the input contradicts itself, or nothing fits (NoPlanFitsError).
     """
     fixed = fixed or FixedParts()
+    if job.precision is Precision.BF16 and not cluster.gpu.supports_bf16:
+        raise PlanError(
+            f"precision=bf16, but {cluster.gpu.name} has no bf16 arithmetic (configs/gpus.csv); "
+            f"give --precision fp16 or fp32"
+        )
     try:
         selection = _select_on(spec, cluster=cluster, job=job, fixed=fixed)
     except NoPlanFitsError as error:
@@ -89,11 +94,12 @@ def _more_gpus(spec: ModelSpec, *, cluster: Cluster, job: Job, fixed: FixedParts
     gpus = 2 * cluster.gpus
     while gpus <= MAX_SUGGESTED_GPUS:
         larger = replace(cluster, gpus=gpus, gpus_per_node=gpus)
-        batch = max(job.global_batch_size, gpus) // gpus * gpus
+        unit = gpus * (fixed.micro_batch_size or 1)
+        batch = max(job.global_batch_size, unit) // unit * unit
         try:
             selection = _select_on(spec, cluster=larger, job=replace(job, global_batch_size=batch), fixed=fixed)
         except NoPlanFitsError:
             gpus *= 2
             continue
         return f"{gpus} such GPUs would fit with {describe_plan(selection.plan)} (global batch {batch})"
-    return f"no number of such GPUs up to {MAX_SUGGESTED_GPUS} would: shorten the sequence or take larger GPUs"
+    return f"no doubling of them up to {MAX_SUGGESTED_GPUS} would fit either"

@@ -55,7 +55,7 @@ def read_json(kind: type[T], path: Path) -> T:
         ScalingError: the file cannot be read or does not hold a valid ``kind``.
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ScalingError(f"cannot read {path}: {error}; give the path of an existing JSON file") from error
     return from_json(kind, text, source=str(path))

@@ -17,7 +17,7 @@ def measure(
     seq_len: options.SeqLen,
     global_batch_size: options.GlobalBatchSize,
     gpus: Annotated[int, typer.Option(help="Real ranks to start on this machine.")] = 2,
-    simulate: Annotated[int | None, typer.Option(help="Rank 0 of this many ranks, in one process.")] = None,
+    simulate: Annotated[int | None, typer.Option(min=1, help="Rank 0 of this many ranks, in one process.")] = None,
     precision: options.PrecisionName = Precision.BF16,
     strategy: options.Strategy = None,
     activation_checkpointing: options.Checkpointing = None,

@@ -46,7 +46,7 @@ def decide_from_flags(
         ScalingError: the flags contradict each other or nothing fits.
     """
     from scaling.detect import build_cluster
-    from strategies.load_model import load_model_spec
+    from strategies.load_model import model_spec, resolve_model
     from strategies.select import decide
 
     cluster = build_cluster(
@@ -56,4 +56,7 @@ def decide_from_flags(
         gpu_memory_gib=gpu_memory_gib,
         host_memory_gib=host_memory_gib,
     )
-    return decide(load_model_spec(model), cluster=cluster, job=job, fixed=fixed, model=model)
+    resolved = resolve_model(model)
+    # A path is stored whole: training may start in another folder, where the same name could be another model.
+    reference = str(Path(model).expanduser().resolve()) if resolved.is_local else model
+    return decide(model_spec(resolved), cluster=cluster, job=job, fixed=fixed, model=reference)

@@ -54,6 +54,7 @@ def plan(
         gpu_memory_gib=gpu_memory_gib,
         host_memory_gib=host_memory_gib,
     )
+    out = out.expanduser() if out else None
     written = write_plan(decision, folder=out, overwrite=overwrite) if out else []
     if json:
         typer.echo(to_json(decision), nl=False)

@@ -31,7 +31,7 @@ def plan_files(decision: Decision, *, folder: Path) -> dict[str, str]:
 
 
 def write_plan(decision: Decision, *, folder: Path, overwrite: bool = False) -> list[Path]:
-    """Write the files of ``decision`` and return their paths; each appears whole or not at all.
+    """Write the files of ``decision`` and return their paths; all of them or none.
 
     Raises:
         ScalingError: the folder holds files of another plan and ``overwrite`` is off, or it cannot be written.
@@ -47,8 +47,8 @@ def write_plan(decision: Decision, *, folder: Path, overwrite: bool = False) -> 
             )
         if DEEPSPEED_FILE not in files:
             (folder / DEEPSPEED_FILE).unlink(missing_ok=True)
-        return [_write_whole(folder / name, text) for name, text in files.items()]
-    except OSError as error:
+        return _write_whole({folder / name: text for name, text in files.items()})
+    except (OSError, UnicodeError, RecursionError) as error:
         raise ScalingError(f"cannot write the plan to {folder}: {error}; give another --out folder") from error
 
 
@@ -56,11 +56,20 @@ def _differing(files: dict[str, str], folder: Path) -> list[str]:
     """Return the names of plan files in ``folder`` that would be changed or are no part of this plan."""
     names = (PLAN_FILE, DEEPSPEED_FILE, ACCELERATE_FILE, COMMANDS_FILE)
     present = [name for name in names if (folder / name).exists()]
-    return [name for name in present if (folder / name).read_text(errors="replace") != files.get(name)]
+    return [
+        name for name in present if (folder / name).read_text(encoding="utf-8", errors="replace") != files.get(name)
+    ]
 
 
-def _write_whole(path: Path, text: str) -> Path:
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(text)
-    partial.replace(path)
-    return path
+def _write_whole(files: dict[Path, str]) -> list[Path]:
+    """Write every file beside its place first, so that none changes when one cannot be written."""
+    partial = {path: path.with_name(f".{path.name}.{os.getpid()}.partial") for path in files}
+    try:
+        for path, text in files.items():
+            partial[path].write_text(text, encoding="utf-8")
+        for path, written in partial.items():
+            written.replace(path)
+    finally:
+        for leftover in partial.values():
+            leftover.unlink(missing_ok=True)
+    return list(files)

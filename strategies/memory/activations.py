@@ -131,7 +131,7 @@ def block_activations(spec: ModelSpec, *, num_tokens: int, precision: Precision,
     Raises:
         SpecError: no closed form for this family.
     """
-    form = _form(spec)
+    form = require_closed_form(spec)
     fp32, wide = precision is Precision.FP32, precision.weight_bytes // 2
     hidden = form.hidden_fp32 if fp32 else form.hidden
     hidden += form.dropouts * _cpu_noise_bytes(precision) if on_cpu else 0
@@ -169,7 +169,7 @@ def outer_activations(
     spec: ModelSpec, *, num_tokens: int, seq_len: int, precision: Precision, on_cpu: bool = False
 ) -> int:
     """Return the bytes kept outside the blocks, logits left out: last norm, position tables, ids and labels."""
-    form = _form(spec)
+    form = require_closed_form(spec)
     hidden = form.final_fp32 if precision is Precision.FP32 else form.final
     hidden += form.embedding_dropouts * _cpu_noise_bytes(precision) if on_cpu else 0
     rotary = 2 * precision.weight_bytes * seq_len * spec.head_dim * form.rotary
@@ -195,16 +195,17 @@ def _cpu_noise_bytes(precision: Precision) -> int:
     return precision.weight_bytes - 1
 
 
-def has_closed_form(spec: ModelSpec) -> bool:
-    """Return whether ``block_activations`` covers this family."""
-    return spec.family in FORMS
+def require_closed_form(spec: ModelSpec) -> BlockForm:
+    """Return the form of the spec's family.
 
-
-def _form(spec: ModelSpec) -> BlockForm:
+    Raises:
+        SpecError: there is none.
+    """
     if spec.family not in FORMS:
         raise SpecError(
-            f"model {spec.name}: no closed form for the activations of model_type={spec.family!r} (there is one for "
-            f"{', '.join(sorted(FORMS))}); its parameter count is known, its activations need the traced level"
+            f"model {spec.name}: no closed form for the activations of model_type={spec.family!r} yet, so its peak "
+            f"cannot be predicted (there is one for {', '.join(sorted(FORMS))}); "
+            f"its {spec.num_params:,} parameters are known"
         )
     return FORMS[spec.family]
 

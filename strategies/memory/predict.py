@@ -12,6 +12,7 @@ from strategies.memory.activations import (
     kept_activations,
     outer_activations,
     recomputed_block,
+    require_closed_form,
 )
 from strategies.memory.logits import standard_loss
 from strategies.model_spec import GroupRole, ModelSpec
@@ -33,6 +34,7 @@ def predict(spec: ModelSpec, *, cluster: Cluster, job: Job, plan: Plan) -> Estim
         JobError: the sequence is longer than the model's positions.
         SpecError: the family's activations have no closed form.
     """
+    require_closed_form(spec)
     _check_seq_len(spec, job)
     layout = STRATEGIES[plan.strategy].layout(spec, job=job, plan=plan, data_parallel_size=cluster.gpus)
     memory = MemoryProfile(

@@ -48,6 +48,13 @@ def changed(**flags: str) -> list[str]:
         (changed(gpu_memory_gib="nan"), "--gpu-memory-gib nan"),
         (changed(micro_batch_size="3"), "micro_batch_size=3"),
         (changed(gradient_clipping="-1"), "gradient_clipping=-1.0"),
+        (changed(gpu_memory_gib="1e308"), "--gpu-memory-gib 1e+308: must be a number above zero (and at most"),
+        (changed(global_batch_size=str(10**24)), "is more than 2147483648"),
+        (changed(seq_len="1"), "seq_len=1 leaves no token to predict"),
+        (["plan", "~nobody-of-that-name/x", *GOOD[2:]], "~nobody-of-that-name/x"),
+        (["plan", "vit-base", *changed(seq_len="512")[2:]], "no closed form"),
+        (changed(gpu="T4"), "precision=bf16, but T4 has no bf16 arithmetic"),
+        (changed(gpu="GB300"), "the usable memory of GB300 is not known yet"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -86,6 +93,44 @@ def test_bad_config_files_are_named(
 def test_wrong_flag_values_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(monkeypatch, changed(gpus="two")) == 2
     assert run(monkeypatch, changed(strategy="zero4")) == 2
+
+
+def test_a_fixed_micro_batch_that_does_not_fit_is_exit_code_3(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--gpus", "2", "--gpu", "RTX4090", "--seq-len", "4096", "--global-batch-size", "64"]
+    assert run(monkeypatch, ["plan", "llama-3.1-8b", *flags, "--micro-batch-size", "8"]) == 3
+    error = capsys.readouterr().err
+    assert error.startswith("error: no plan fits")
+    assert "16 such GPUs" not in error  # eight sequences a GPU hold more than one
+
+
+def test_names_in_any_case_and_overridden_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, changed(gpu="gb300", gpu_memory_gib="280")) == 0
+    assert "2 x GB300 (280.00 GiB each)" in capsys.readouterr().out
+
+
+def test_a_cpu_plan_that_nobody_asked_for_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("scaling.detect._local_gpus", list)
+    assert run(monkeypatch, changed(gpu="auto")) == 0
+    assert "no CUDA device here: planning for CPU ranks" in caplog.text
+
+
+def test_a_local_model_is_stored_with_its_whole_path(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "a [" / "bold] name"  # together a closing tag of rich's markup
+    folder.mkdir(parents=True)
+    preset = Path(__file__).parents[2] / "configs" / "models" / "llama-demo.json"
+    (folder / "config.json").write_text(preset.read_text())
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, ["plan", "a [/bold] name", *GOOD[2:], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == str(folder)
+    assert run(monkeypatch, ["plan", "a [/bold] name", *GOOD[2:], "--out", str(folder / "plan")]) == 0
 
 
 def test_nothing_fits_is_exit_code_3(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,6 +115,24 @@ def test_write_plan_keeps_another_plan_unless_told(tmp_path: Path) -> None:
     assert not (tmp_path / "deepspeed.json").exists()  # a DDP plan leaves no stale DeepSpeed file behind
 
 
+def test_write_plan_changes_nothing_when_one_file_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_plan(decision_for(StrategyName.ZERO2), folder=tmp_path)
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    write_text = Path.write_text
+
+    def full(path: Path, text: str, **options: str) -> int:
+        if "plan.json" in path.name:
+            raise OSError(28, "No space left on device")
+        return write_text(path, text, **options)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ScalingError, match="No space left"):
+        write_plan(decision_for(StrategyName.ZERO3), folder=tmp_path, overwrite=True)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+
+
 def test_write_plan_says_when_the_folder_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ScalingError, match="cannot write the plan to"):
