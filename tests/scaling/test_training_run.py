@@ -97,7 +97,16 @@ def by_accelerate(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return train([BIN / "accelerate", "launch", "--config_file", folder / "accelerate.yaml", *ports, "-m"], plan)
 
 
-@pytest.fixture(params=["by_torchrun", "by_python", "by_deepspeed", "by_accelerate"])
+@pytest.fixture(scope="module")
+def ddp_by_accelerate(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Another way of starting than for DeepSpeed plans; one rank too few would be refused."""
+    folder = tmp_path_factory.mktemp("ddp_by_accelerate")
+    plan = plan_tiny(folder, "ddp", world_size=2)
+    ports = ["--main_process_port", str(free_port())]
+    return train([BIN / "accelerate", "launch", "--config_file", folder / "accelerate.yaml", *ports, "-m"], plan)
+
+
+@pytest.fixture(params=["by_torchrun", "by_python", "by_deepspeed", "by_accelerate", "ddp_by_accelerate"])
 def finished(request: pytest.FixtureRequest) -> Finished:
     run: Finished = request.getfixturevalue(request.param)
     return run
