@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import uuid
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 import transformers
 
+from scaling.disk import exporting
 from scaling.engines.base import Engine
 from scaling.errors import ExportError
 
@@ -43,14 +43,11 @@ def export_model(model: Any, state: dict[str, torch.Tensor], tokenizer: Any, *, 
     if folder.exists():
         raise ExportError(f"{folder} already exists; move it away")
     partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")  # no other process has this name
-    try:
+    with exporting(folder, partial=partial):
         partial.mkdir(parents=True)
         _write(model, state, tokenizer, folder=partial)
         check_export(partial, state, tokenizer)
         partial.rename(folder)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise ExportError(f"cannot write the model to {folder}: {error}; free space or give another --out") from error
 
 
 def check_export(folder: Path, state: dict[str, torch.Tensor], tokenizer: Any) -> None:

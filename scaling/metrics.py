@@ -7,10 +7,12 @@ import json
 import statistics
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from scaling.disk import writing
 from scaling.meter import Measurement
 from strategies.decision import Decision
 from strategies.estimate import MemoryProfile
@@ -55,13 +57,23 @@ class MetricsFile:
     """Appends records as JSON lines, each complete on disk before the next step begins."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._path = path
+        with writing(path):
+            self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, record: Record) -> None:
-        self._file.write(json.dumps(dataclasses.asdict(record)) + "\n")
+        """Append one line.
+
+        Raises:
+            TrainingError: it cannot be written.
+        """
+        with writing(self._path):
+            self._file.write(json.dumps(dataclasses.asdict(record)) + "\n")
 
     def close(self) -> None:
-        self._file.close()
+        # Every line was flushed or its failure told; closing would try the failed one again and fail again.
+        with suppress(OSError):
+            self._file.close()
 
 
 class Progress:

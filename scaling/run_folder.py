@@ -7,10 +7,11 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
+from scaling.disk import writing
 from scaling.errors import ConfigError
 
 METRICS_FILE = "metrics.jsonl"
@@ -53,12 +54,15 @@ def open_run_folder(out: Path, *, plan: Path, overwrite: bool) -> Iterator[None]
     move into ``previous-1``, ``previous-2``, … inside the folder.
 
     Raises:
+        TrainingError: the folder cannot be made or written.
         ConfigError: another run writes to the folder, or it has come to hold something since it was checked.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    with _lock(out):
-        check_run_folder(out, plan=plan, overwrite=overwrite)
-        _move_earlier_run(out)
+    with ExitStack() as lock:
+        with writing(out):
+            out.mkdir(parents=True, exist_ok=True)
+            lock.enter_context(_lock(out))
+            check_run_folder(out, plan=plan, overwrite=overwrite)
+            _move_earlier_run(out)
         yield
 
 

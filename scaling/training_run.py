@@ -18,6 +18,7 @@ import transformers
 
 from scaling.check_plan import check_plan
 from scaling.device import choose_device
+from scaling.disk import writing
 from scaling.engines.base import Engine
 from scaling.engines.build import build_engine
 from scaling.engines.optimizer import OptimizerSettings
@@ -33,6 +34,7 @@ from scaling.train_config import TrainConfig
 from scaling.trainer import train
 from scaling.training_data import TrainingData, open_training_data
 from strategies.decision import Decision
+from strategies.errors import ScalingError
 from strategies.estimate import Phase
 from strategies.load_model import resolve_model
 from strategies.serialize import read_json, to_json
@@ -140,13 +142,36 @@ def _start_engine(prepared: Prepared, config: TrainConfig, watch: MemoryWatch) -
 
 def _train(engine: Engine, data: TrainingData, config: TrainConfig, *, watch: MemoryWatch) -> list[Record]:
     records: list[Record] = []
-    is_main = engine.rank == 0
-    with Reporter(config.out / METRICS_FILE, num_steps=config.steps) if is_main else nullcontext() as reporter:
+    reporter = together(partial(_open_reporter, config, is_main=engine.rank == 0))
+    with reporter or nullcontext():
         for record in train(engine, data, config, watch=watch):
             records.append(record)
-            if reporter is not None:
-                reporter.add(record)
+            _report_together(engine, reporter, record)
     return records
+
+
+def _open_reporter(config: TrainConfig, *, is_main: bool) -> Reporter | None:
+    return Reporter(config.out / METRICS_FILE, num_steps=config.steps) if is_main else None
+
+
+def _report_together(engine: Engine, reporter: Reporter | None, record: Record) -> None:
+    """Let the main rank write the record; where it cannot, end every rank, or the others wait for its next step.
+
+    One number a step tells them; only a failure costs an exchange of objects.
+    """
+    failure: ScalingError | None = None
+    if reporter is not None:
+        try:
+            reporter.add(record)
+        except ScalingError as error:
+            failure = error
+    if int(engine.max_over_ranks(int(failure is not None))):
+        together(partial(_raise_if, failure))
+
+
+def _raise_if(failure: ScalingError | None) -> None:
+    if failure is not None:
+        raise failure
 
 
 def _export(engine: Engine, data: TrainingData, *, folder: Path) -> None:
@@ -167,4 +192,5 @@ def _open_folder(config: TrainConfig, launch: LaunchEnvironment, *, folder_lock:
 
 def _write_if_main(path: Path, text: str, launch: LaunchEnvironment) -> None:
     if launch.is_main:
-        path.write_text(text)
+        with writing(path):
+            path.write_text(text)

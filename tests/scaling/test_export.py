@@ -17,6 +17,7 @@ from scaling.engines.base import Engine
 from scaling.errors import ExportError
 from scaling.export import export_model, gather_state
 from tests.scaling.decisions import TINY_LLAMA
+from tests.scaling.full_disk import file_size_limit
 
 GPT2 = {"vocab_size": 288, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 EXPERTS = {
@@ -166,3 +167,17 @@ def test_what_another_process_is_writing_is_left_alone(tmp_path: Path) -> None:
     (theirs / "model.safetensors").write_text("half")
     export(make("llama", TINY_LLAMA), tmp_path / "final")
     assert [path.name for path in theirs.iterdir()] == ["model.safetensors"]
+
+
+def test_a_disk_that_fills_up_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    model = make("llama", TINY_LLAMA)
+    with file_size_limit(20_000), pytest.raises(ExportError, match=r"cannot write the model to .*final: .*too large"):
+        export(model, tmp_path / "final")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_with_the_tokenizer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers.PreTrainedModel, "save_pretrained", lambda *args, **options: None)
+    with file_size_limit(2_000), pytest.raises(ExportError, match=r"too large .* free there\); free space or give"):
+        export(make("llama", TINY_LLAMA), tmp_path / "final")
+    assert list(tmp_path.iterdir()) == []

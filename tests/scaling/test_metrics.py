@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from scaling.errors import TrainingError
 from scaling.meter import Measurement, Span
 from scaling.metrics import EvaluationRecord, Reporter, StepRecord, Summary, summarise
 from strategies.estimate import CauseBytes, Estimate, Level, MemoryProfile, Phase, PhaseBytes
 from strategies.serialize import from_json, to_json
 from tests.scaling.decisions import toy_decision
+from tests.scaling.full_disk import file_size_limit
 
 MIB = 2**20
 
@@ -117,3 +119,24 @@ def test_summary_survives_json() -> None:
 def test_losses_are_those_of_the_first_and_last_step() -> None:
     result = summary(metered_steps=2)
     assert (result.steps, result.first_loss, result.final_loss, result.final_eval_loss) == (5, 4.0, 0.0, 2.5)
+
+
+def test_metrics_that_cannot_be_written_are_told_with_the_free_space(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with Reporter(path, num_steps=2) as reporter:
+        reporter.add(step(1, seconds=1.0))
+        size = path.stat().st_size
+        with (
+            file_size_limit(size + 5),
+            pytest.raises(TrainingError, match=r"cannot write .*metrics.jsonl: .* free ther"),
+        ):
+            reporter.add(step(2, seconds=1.0))
+
+
+def test_closing_after_a_failed_write_does_not_fail_again() -> None:
+    # /dev/full answers every write with "no space left".
+    with (
+        pytest.raises(TrainingError, match="cannot write /dev/full: No space left on device"),
+        Reporter(Path("/dev/full"), num_steps=1) as reporter,
+    ):
+        reporter.add(step(1, seconds=1.0))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import scaling.trainer
+import scaling.training_run
 from scaling.loop import EvaluationResult
 from scaling.metrics import Summary
 from scaling.train import main
@@ -97,3 +98,12 @@ def test_running_out_of_memory_names_the_prediction(
     error = capfd.readouterr().err.splitlines()[-1]
     assert "rank 0 ran out of device memory (predicted peak" in error
     assert "Tried to allocate 20.00 GiB" in error
+
+
+def test_a_full_disk_ends_a_run_with_one_line(
+    plan: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scaling.training_run, "METRICS_FILE", "/dev/full")
+    flags = ["--plan", plan, "--out", plan.parent.parent / "run", "--steps", 3]
+    assert main([str(flag) for flag in flags]) == 2
+    assert capfd.readouterr().err.splitlines()[-1].startswith("error: cannot write /dev/full: No space left on device")
