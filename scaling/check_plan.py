@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,19 @@ from scaling.launch_env import LaunchEnvironment
 from strategies.decision import Decision
 from strategies.emit.deepspeed import STAGES, deepspeed_config
 from strategies.emit.files import DEEPSPEED_FILE
-from strategies.errors import PlanError
+from strategies.errors import PlanError, SpecError
+from strategies.estimate import Level
 from strategies.job import Precision
+from strategies.memory.predict import predict
+from strategies.model_spec import ModelSpec
 from strategies.plan import accumulation_steps
+from strategies.units import format_bytes
 
 ACCELERATE_CONFIG = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
+ESTIMATE_TOLERANCE = 0.01
+"""Of the peak: below what any edit of batch, sequence, strategy or checkpointing changes it by."""
+
+logger = logging.getLogger(__name__)
 
 
 def check_plan(decision: Decision, *, plan_path: Path, launch: LaunchEnvironment, environ: Mapping[str, str]) -> None:
@@ -36,6 +45,33 @@ def check_plan(decision: Decision, *, plan_path: Path, launch: LaunchEnvironment
         check_deepspeed_file(decision, beside)
     if named := environ.get(ACCELERATE_CONFIG):
         check_deepspeed_file(decision, Path(named))
+
+
+def check_estimate(decision: Decision, spec: ModelSpec) -> None:
+    """Warn where the plan's closed-form estimate is not that of its own settings: some of them were edited by hand.
+
+    Not refused, since a newer version of the formulas may differ too.
+
+    Raises:
+        PlanError: the estimate is no number of bytes.
+        JobError: the sequence is longer than the model's positions.
+    """
+    written = decision.estimate.peak_allocated_bytes if decision.estimate.memory.phases else 0
+    if written <= 0:
+        raise PlanError(f"the plan's estimate has peak_allocated_bytes={written}, which must be above zero; plan again")
+    try:
+        computed = predict(spec, cluster=decision.cluster, job=decision.job, plan=decision.plan).peak_allocated_bytes
+    except SpecError:
+        return  # a family without closed forms: only the level that made the estimate could repeat it
+    if decision.estimate.level is Level.INSTANT and abs(computed - written) > ESTIMATE_TOLERANCE * written:
+        logger.warning(
+            "the plan's estimate says a peak of %s, but its settings give %s (%d and %d bytes): it was edited or made "
+            "by another version; plan again",
+            format_bytes(written),
+            format_bytes(computed),
+            written,
+            computed,
+        )
 
 
 def check_deepspeed_file(decision: Decision, path: Path) -> None:

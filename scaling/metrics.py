@@ -203,7 +203,7 @@ def summarise(
         step_time_s=statistics.median(record.step_time_s for record in typical),
         predicted_peak_bytes=predicted,
         measured_peak_bytes=measured,
-        measured_over_predicted=measured / predicted if measured else None,
+        measured_over_predicted=measured / predicted if measured and predicted else None,
         measured_peak_reserved_bytes=measurement.peak_reserved_bytes if measurement else None,
         metered_steps=metered_steps,
         predicted=decision.estimate.memory,

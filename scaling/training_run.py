@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import transformers
 
-from scaling.check_plan import check_plan
+from scaling.check_plan import check_estimate, check_plan
 from scaling.device import choose_device
 from scaling.disk import writing
 from scaling.engines.base import Engine
@@ -36,7 +36,7 @@ from scaling.training_data import TrainingData, open_training_data
 from strategies.decision import Decision
 from strategies.errors import ScalingError
 from strategies.estimate import Phase
-from strategies.load_model import resolve_model
+from strategies.load_model import model_spec, resolve_model
 from strategies.serialize import read_json, to_json
 from strategies.units import format_bytes
 
@@ -62,11 +62,12 @@ def prepare(config: TrainConfig, launch: LaunchEnvironment, *, environ: Mapping[
     """
     decision = read_json(Decision, config.plan)
     check_plan(decision, plan_path=config.plan, launch=launch, environ=environ)
-    check_run_folder(config.out, plan=config.plan, overwrite=config.overwrite)
     device = choose_device(decision, launch)
     resolved = resolve_model(decision.model)
+    check_estimate(decision, model_spec(resolved))
     model_config = build_config(resolved)
     weights = choose_weights(resolved, init=config.init)
+    check_run_folder(config.out, plan=config.plan, overwrite=config.overwrite)
     vocab_size = model_config.get_text_config().vocab_size
     data = open_training_data(config, decision, vocab_size=vocab_size, show_progress=launch.is_main)
     return Prepared(decision=decision, device=device, model_config=model_config, weights=weights, data=data)

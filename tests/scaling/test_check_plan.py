@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from scaling.check_plan import ACCELERATE_CONFIG, check_plan
+from scaling.check_plan import ACCELERATE_CONFIG, check_estimate, check_plan
 from scaling.errors import EngineError, LaunchError
 from scaling.launch_env import LaunchEnvironment
 from strategies.decision import Decision
 from strategies.emit.deepspeed import deepspeed_config
-from strategies.errors import PlanError
+from strategies.errors import JobError, PlanError
+from strategies.estimate import CauseBytes, MemoryProfile, Phase, PhaseBytes
 from strategies.job import Precision
-from tests.scaling.decisions import toy_decision
+from strategies.load_model import load_model_spec
+from strategies.plan import ActivationCheckpointing, StrategyName
+from strategies.serialize import read_json
+from tests.scaling.decisions import plan_tiny, toy_decision
 
 
 def launched(world_size: int) -> LaunchEnvironment:
@@ -121,3 +127,59 @@ def test_a_strategy_without_its_extra_is_refused(
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     with pytest.raises(EngineError, match=r"strategy=zero2 needs DeepSpeed.*memory-scaling\[deepspeed\]"):
         check(zero2, tmp_path)
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Decision:
+    return read_json(Decision, plan_tiny(tmp_path, "ddp", world_size=2))
+
+
+def warnings_of(decision: Decision, caplog: pytest.LogCaptureFixture) -> list[str]:
+    with caplog.at_level(logging.WARNING, logger="scaling"):
+        check_estimate(decision, load_model_spec(decision.model))
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_a_plan_as_the_planner_writes_it_has_its_own_estimate(
+    planned: Decision, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert warnings_of(planned, caplog) == []
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        lambda plan: replace(plan, job=replace(plan.job, seq_len=128)),
+        lambda plan: replace(plan, plan=replace(plan.plan, strategy=StrategyName.ZERO3)),
+        lambda plan: replace(plan, plan=replace(plan.plan, activation_checkpointing=ActivationCheckpointing.FULL)),
+    ],
+    ids=["seq_len", "strategy", "activation_checkpointing"],
+)
+def test_an_edited_plan_is_told_once_with_both_peaks(
+    edited: Callable[[Decision], Decision], planned: Decision, caplog: pytest.LogCaptureFixture
+) -> None:
+    decision = edited(planned)
+    written = planned.estimate.peak_allocated_bytes
+    (message,) = warnings_of(decision, caplog)
+    assert f"({written} and " in message
+    assert "plan again" in message
+
+
+def test_a_sequence_beyond_the_positions_is_refused(planned: Decision) -> None:
+    wrong = replace(planned, job=replace(planned.job, seq_len=129))
+    with pytest.raises(JobError, match="seq_len=129 is longer than the 128 positions"):
+        check_estimate(wrong, load_model_spec(wrong.model))
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        MemoryProfile(phases=()),
+        MemoryProfile(phases=(PhaseBytes(phase=Phase.FORWARD, causes=CauseBytes()),)),
+    ],
+    ids=["no phases", "no bytes"],
+)
+def test_an_estimate_of_nothing_is_refused(memory: MemoryProfile, planned: Decision) -> None:
+    empty = replace(planned.estimate, memory=memory)
+    with pytest.raises(PlanError, match="peak_allocated_bytes=0, which must be above zero"):
+        check_estimate(replace(planned, estimate=empty), load_model_spec(planned.model))

@@ -140,3 +140,21 @@ def test_closing_after_a_failed_write_does_not_fail_again() -> None:
         Reporter(Path("/dev/full"), num_steps=1) as reporter,
     ):
         reporter.add(step(1, seconds=1.0))
+
+
+def test_a_prediction_of_nothing_has_no_ratio() -> None:
+    nothing = MemoryProfile(phases=(PhaseBytes(phase=Phase.BACKWARD, causes=CauseBytes()),))
+    decision = replace(
+        toy_decision("ddp", world_size=1, accumulation=1),
+        estimate=Estimate(level=Level.INSTANT, memory=nothing, peak_reserved_bytes=0),
+    )
+    outcome = summarise(
+        [step(1, seconds=1.0)],
+        decision=decision,
+        initial_weights="random weights",
+        measurement=None,
+        train_time_s=1.0,
+        final=Path("final"),
+        data_hash="",
+    )
+    assert (outcome.predicted_peak_bytes, outcome.measured_over_predicted) == (0, None)

@@ -100,6 +100,16 @@ def test_a_folder_in_use_is_refused_and_left_alone(capfd: pytest.CaptureFixture[
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes"]
 
 
+def test_the_plan_and_its_model_are_checked_before_the_folder(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plan = plan_tiny(tmp_path / "plan", "ddp", world_size=1)
+    plan.write_text(plan.read_text().replace('"seq_len": 64', '"seq_len": 500'))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes").write_text("mine")
+    assert "seq_len=500 is longer than the 128 positions" in refused(capfd, *flags_for(tmp_path, plan))
+
+
 def test_a_broken_launch_is_refused(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
