@@ -70,7 +70,7 @@ def build_config(resolved: ResolvedModel) -> Any:
         )
     try:
         config = transformers.AutoConfig.for_model(**_without_code(resolved.config))
-    except (TypeError, ValueError, StrictDataclassError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, StrictDataclassError) as error:
         reason = _one_line(error)
         raise ModelError(f"model {resolved.name}: transformers refuses its config: {reason}; correct it") from error
     text_config = config.get_text_config()
@@ -102,7 +102,9 @@ def build_model(config: Any, weights: InitialWeights, *, decision: Decision, see
             model = _load(weights.folder, config, options)
         else:
             model = transformers.AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
-    except (OSError, ValueError, RuntimeError, NotImplementedError) as error:
+    except (ModelError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a value that the model's code does not know: KeyError, AttributeError, anything
         raise ModelError(f"model {decision.model} cannot be built: {_one_line(error)}; correct its config") from error
     _check_num_params(model, decision)
     model.config.use_cache = False  # keys and values of earlier tokens serve generation only
@@ -153,4 +155,6 @@ def _without_code(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    """Return the message; of a failed look-up, whose message is the key alone, its kind too."""
+    text = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {text}" if isinstance(error, LookupError | AttributeError) or not text else text

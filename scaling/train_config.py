@@ -13,6 +13,9 @@ from typing import Any, get_type_hints
 from scaling.errors import ConfigError
 from scaling.schedule import ScheduleName
 
+MAX_SEED = 2**63 - 1
+"""torch.manual_seed takes numbers below 2**64 (torch 2.13), and every rank adds its own to the seed."""
+
 
 class Init(StrEnum):
     """Where the first weights come from."""
@@ -132,8 +135,10 @@ def _size_problems(values: Mapping[str, Any]) -> list[str]:
     for name in ("warmup_steps", "weight_decay", "seed", "eval_every", "measure_steps"):
         if name in values and not 0 <= values[name] < math.inf:
             problems.append(f"{name}={values[name]} must not be negative or infinite")
-    if values.get("warmup_steps", 0) > values.get("steps", math.inf):
+    if "warmup_steps" in values and values["warmup_steps"] > values.get("steps", math.inf) > 0:
         problems.append(f"warmup_steps={values['warmup_steps']} is more than steps={values['steps']}; lower it")
+    if values.get("seed", 0) > MAX_SEED:
+        problems.append(f"seed={values['seed']} must be at most {MAX_SEED}")
     if not 0 < (share := values.get("eval_fraction", 0.5)) < 1:
         problems.append(f"eval_fraction={share} must lie between 0 and 1")
     return problems

@@ -139,6 +139,21 @@ def test_a_model_that_cannot_be_trained_is_refused(config: dict[str, Any], messa
         build_config(resolved(config))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_act": "nope"}, r"model tiny cannot be built: KeyError: .*nope.*; correct its config"),
+        ({"rope_scaling": {"type": "nonsense"}}, r"model tiny cannot be built: KeyError: .*nonsense.*; correct its"),
+        ({"rope_scaling": {"type": "linear"}}, r"transformers refuses its config: KeyError: .*factor"),
+    ],
+)
+def test_a_value_that_transformers_does_not_know_is_told_in_one_line(changes: dict[str, Any], message: str) -> None:
+    planned = decision_for(build_config(resolved()))
+    with pytest.raises(ModelError, match=message) as caught:
+        build_model(build_config(resolved({**TINY_LLAMA, **changes})), RANDOM, decision=planned, seed=0)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_model_without_checkpointing_is_refused_when_the_plan_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     config = build_config(resolved())
     decision = decision_for(config, checkpointing=ActivationCheckpointing.FULL)

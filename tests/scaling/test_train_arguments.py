@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from scaling.errors import ConfigError
 from scaling.schedule import ScheduleName
@@ -66,6 +67,7 @@ def test_all_problems_are_told_at_once() -> None:
         (["--steps", "0"], "steps=0 must be above zero"),
         (["--steps", "1.5"], "steps='1.5'"),
         (["--seed", "-1"], "seed=-1 must not be negative or infinite"),
+        (["--seed", "18446744073709551615"], "seed=18446744073709551615 must be at most 9223372036854775807"),
         (["--warmup-steps", "11"], "warmup_steps=11 is more than steps=10"),
         (["--eval-fraction", "1"], "eval_fraction=1.0 must lie between 0 and 1"),
         (["--schedule", "step"], "'linear', 'cosine' or 'constant'"),
@@ -99,6 +101,19 @@ def test_a_wrong_run_file_is_told(tmp_path: Path, text: str, message: str) -> No
 def test_a_run_file_that_does_not_exist_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read config="):
         parse_arguments([*NEEDED, "--config", str(tmp_path / "none.yaml")])
+
+
+def test_negative_steps_are_one_problem() -> None:
+    with pytest.raises(ConfigError, match=r"^steps=-1 must be above zero$"):
+        parse_arguments([*NEEDED, "--steps", "-1"])
+    with pytest.raises(ConfigError, match=r"^steps=-1 must be above zero$"):
+        parse_arguments([*NEEDED, "--steps", "-1", "--warmup-steps", "3"])
+
+
+def test_the_largest_seed_leaves_room_for_the_ranks() -> None:
+    seed = parse_arguments([*NEEDED, "--seed", str(2**63 - 1)]).config.seed
+    generator = torch.Generator()
+    assert generator.manual_seed(seed + 1 + 2**20).initial_seed() == seed + 1 + 2**20
 
 
 def test_config_checks_sizes_however_it_is_made() -> None:
