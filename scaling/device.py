@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 
 import torch
 
@@ -27,6 +28,7 @@ def choose_device(decision: Decision, launch: LaunchEnvironment) -> torch.device
     # transformers and accelerate import DeepSpeed where it is installed; it would guess.
     os.environ.setdefault("DS_ACCELERATOR", "cpu" if gpu.is_cpu else "cuda")
     if gpu.is_cpu:
+        _share_cores(launch, environ=os.environ)
         return torch.device("cpu")
     num_devices = torch.cuda.device_count()
     if launch.local_rank >= num_devices:
@@ -41,6 +43,21 @@ def choose_device(decision: Decision, launch: LaunchEnvironment) -> torch.device
         raise LaunchError(f"precision=bf16, but {name} has no bf16; plan again with --precision fp32")
     _warn_if_smaller(gpu, device)
     return device
+
+
+def threads_per_rank(num_cores: int, local_world_size: int) -> int:
+    """Return how many threads each of the ranks on ``num_cores`` cores may use, at least one."""
+    return max(1, num_cores // local_world_size)
+
+
+def _share_cores(launch: LaunchEnvironment, *, environ: Mapping[str, str]) -> None:
+    """Share the cores among the ranks of this machine, as torchrun and accelerate do and ``deepspeed`` does not.
+
+    Each rank would start a thread on every core, and the ranks wait for each other at the end of every loop.
+    """
+    if "OMP_NUM_THREADS" in environ or launch.local_world_size == 1:
+        return
+    torch.set_num_threads(threads_per_rank(len(os.sched_getaffinity(0)), launch.local_world_size))
 
 
 def _warn_if_smaller(planned: Gpu, device: torch.device) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -36,8 +37,33 @@ def two_small_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
 
 
-def test_a_plan_for_cpus_gets_the_cpu() -> None:
+def test_a_plan_for_cpus_gets_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the threads of this process are left alone
     assert choose_device(planned_for("cpu"), RANK_1_OF_2) == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("num_cores", "num_ranks", "threads"), [(16, 4, 4), (2, 2, 1), (7, 2, 3), (2, 4, 1)], ids=str)
+def test_ranks_share_the_cores_where_nobody_has_said_how(
+    num_cores: int, num_ranks: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(num_cores)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    choose_device(planned_for("cpu"), replace(RANK_1_OF_2, world_size=num_ranks, local_world_size=num_ranks))
+    assert chosen == [threads]
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["one rank", "OMP_NUM_THREADS given"])
+def test_threads_are_left_as_they_are(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if not alone:
+        monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    launch = replace(RANK_1_OF_2, rank=0, local_rank=0, world_size=1, local_world_size=1) if alone else RANK_1_OF_2
+    choose_device(planned_for("cpu"), launch)
+    assert chosen == []
 
 
 def test_a_plan_for_gpus_is_refused_where_there_are_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
