@@ -91,7 +91,9 @@ def _stage12_layout(
     resident = CauseBytes(parameters=weight * params) + _partitioned_states(params, data_parallel_size)
     bucket_count = 2 if plan.buckets.overlap_comm else 1
     buckets = bucket_count * weight * plan.buckets.reduce_bucket_size
-    accumulated, new_partition = _accumulation_bytes(stage, plan, weight=weight, params=params, share=share)
+    # A rank keeps the whole gradient of every tensor that its partition touches: with many ranks more than its share.
+    partition = max(share, largest)
+    accumulated, new_partition = _accumulation_bytes(stage, plan, weight=weight, params=params, share=partition)
     stage1_buckets_stay = stage == 1 and plan.gradient_accumulation_steps > 1
     between = CauseBytes(gradients=accumulated, communication_buckets=buckets if stage1_buckets_stay else 0)
     return StateLayout(
@@ -107,7 +109,7 @@ def _stage12_layout(
             gradients=accumulated + new_partition + weight * pending, communication_buckets=buckets
         ),
         # As in stage 3, beside the gradients themselves, which are freed afterwards.
-        optimizer_step=CauseBytes(gradients=weight * share, step_temporaries=_step_copies(job) * share),
+        optimizer_step=CauseBytes(gradients=weight * partition, step_temporaries=_step_copies(job) * share),
         evaluation=CauseBytes(),
     )
 
