@@ -1,19 +1,36 @@
-"""A few real steps of a plan on this machine, metered: real ranks, or rank 0 of any number of simulated ones."""
+"""What a plan really holds: real ranks here, rank 0 of simulated ones, or a trace of it without data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scaling.meter import Measurement, Meter, highest
 from scaling.simulate import simulate
 from strategies.decision import Decision
+from strategies.emit.deepspeed import deepspeed_config
 from strategies.errors import PlanError
 from strategies.estimate import MemoryProfile, Phase
 from strategies.explain import describe_plan
 from strategies.job import Precision
 from strategies.load_model import resolve_model
+
+if TYPE_CHECKING:
+    from scaling.trace import EngineSpec
+
+
+class Method(StrEnum):
+    """How bytes were found."""
+
+    REAL = "real ranks"
+    """One process a rank on this machine."""
+    SIMULATED = "simulated rank 0"
+    """The real engine on real tensors in one process, over collectives that talk to nobody."""
+    TRACED = "traced rank 0"
+    """The real engine on tensors without data, with the kernels of the plan's device: any size, no weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,19 +38,20 @@ class MeasuredPlan:
     """Measured bytes of a plan, and the prediction they belong beside."""
 
     decision: Decision
-    simulated: bool
-    """Rank 0 of N in one process, instead of N processes."""
+    method: Method
     num_steps: int
     measured: MemoryProfile
     """Of the rank with the highest peak."""
     rank: int
+    peak_reserved_bytes: int | None = None
+    """Held by the caching allocator, replayed; without the device's context. None on a CPU."""
 
     @property
     def measured_over_predicted(self) -> float:
         return self.measured.peak_bytes / self.decision.estimate.peak_allocated_bytes
 
 
-def measure_plan(decision: Decision, *, num_steps: int, simulated: bool, picture: Path | None = None) -> MeasuredPlan:
+def measure_plan(decision: Decision, *, num_steps: int, method: Method, picture: Path | None = None) -> MeasuredPlan:
     """Run ``num_steps`` optimizer steps, one evaluation and one gathering save of the plan with random tokens.
 
     ``picture``: where rank 0 draws its memory over time.
@@ -51,13 +69,62 @@ def measure_plan(decision: Decision, *, num_steps: int, simulated: bool, picture
     world_size = decision.cluster.gpus
     measurements: tuple[Measurement, ...] = (
         (simulate(program, world_size=world_size, vocab_size=vocab_size),)
-        if simulated
+        if method is Method.SIMULATED
         else measure_ranks(program, world_size=world_size, vocab_size=vocab_size)
     )
     top = highest(measurements)
-    return MeasuredPlan(
-        decision=decision, simulated=simulated, num_steps=num_steps, measured=top.device(), rank=top.rank
+    return MeasuredPlan(decision=decision, method=method, num_steps=num_steps, measured=top.device(), rank=top.rank)
+
+
+def trace_plan(decision: Decision, *, num_steps: int) -> MeasuredPlan:
+    """Return what rank 0 of the plan holds, from a trace of the real engine: seconds, whatever the model's size.
+
+    With Hugging Face's own loss; the last rank's partition may hold other tensors than the first one's.
+
+    Raises:
+        ScalingError: the model cannot be traced, or the plan's engine keeps fp32 masters that a trace leaves out.
+    """
+    from scaling.models import build_config
+    from scaling.trace import Recompute, TraceOptions, TracePrecision, profile, replay, token_batch, trace_config
+
+    job, plan, on_cpu = decision.job, decision.plan, decision.cluster.gpu.is_cpu
+    log = trace_config(
+        build_config(resolve_model(decision.model)),
+        token_batch(micro_batch_size=plan.micro_batch_size, seq_len=job.seq_len),
+        TraceOptions(
+            precision=TracePrecision(job.precision),
+            activation_checkpointing=Recompute(plan.activation_checkpointing),
+            kernels="cpu" if on_cpu else "cuda",
+            num_steps=num_steps,
+            gradient_accumulation_steps=plan.gradient_accumulation_steps,
+            evaluate=True,
+        ),
+        engine=_trace_engine(decision),
     )
+    return MeasuredPlan(
+        decision=decision,
+        method=Method.TRACED,
+        num_steps=num_steps,
+        measured=profile(log),
+        rank=0,
+        peak_reserved_bytes=None if on_cpu else replay(log, expandable_segments=True).peak_reserved_bytes,
+    )
+
+
+def _trace_engine(decision: Decision) -> EngineSpec:
+    from scaling.trace import fused_adamw
+    from scaling.trace.ranks.ddp import Ddp
+    from scaling.trace.ranks.deepspeed import Zero
+
+    world_size = decision.cluster.gpus
+    if (config := deepspeed_config(decision)) is not None:
+        return Zero(world_size=world_size, config=config, optimizer=fused_adamw)
+    if decision.job.precision.has_master_weights:
+        raise PlanError(
+            f"strategy=ddp with precision={decision.job.precision} keeps fp32 masters in our own engine, which a trace "
+            f"leaves out; trace with --precision fp32, or measure with --simulate {world_size}"
+        )
+    return Ddp(world_size=world_size, gradient_as_bucket_view=True, optimizer=fused_adamw)
 
 
 def run_steps(decision: Decision, num_steps: int, picture: Path | None, meter: Meter) -> object:

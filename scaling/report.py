@@ -85,8 +85,7 @@ def _causes_in_order(by_phase: Iterable[dict[str, int]]) -> list[str]:
 def print_measured(result: MeasuredPlan, console: Console) -> None:
     """Print measured bytes by phase and cause, and the predicted peak of every phase beside the measured one."""
     decision, measured = result.decision, result.measured
-    how = "simulated in one process" if result.simulated else "real processes"
-    ranks = f"{decision.cluster.gpus} ranks ({how})"
+    ranks = f"{decision.cluster.gpus} x {decision.cluster.gpu.name} ({result.method})"
     _print_lines(
         console,
         [
@@ -103,6 +102,12 @@ def print_measured(result: MeasuredPlan, console: Console) -> None:
             f"measured {format_bytes(measured.peak_bytes)}: measured / predicted = {result.measured_over_predicted:.4f}"
         ],
     )
+    if result.peak_reserved_bytes is not None:
+        replayed, predicted = format_bytes(result.peak_reserved_bytes), decision.estimate.peak_reserved_bytes
+        line = (
+            f"Reserved by the allocator: {replayed} replayed, {format_bytes(predicted)} predicted with device context"
+        )
+        _print_lines(console, [line])
 
 
 def _comparison_table(measured: MemoryProfile, predicted: MemoryProfile) -> Table:

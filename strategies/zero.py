@@ -98,7 +98,7 @@ def _stage12_layout(
     between = CauseBytes(gradients=accumulated, communication_buckets=buckets if stage1_buckets_stay else 0)
     return StateLayout(
         resident=resident,
-        initialise=_stage12_initialise(weight, params=params, share=share, largest=largest),
+        initialise=_stage12_initialise(weight, params=params, share=share),
         forward=between,
         backward_start=between,
         # The buckets are made with the first gradient, the head's.
@@ -123,9 +123,9 @@ def _accumulation_bytes(stage: Literal[1, 2], plan: Plan, *, weight: int, params
     return weight * share, weight * share
 
 
-def _stage12_initialise(weight: int, *, params: int, share: int, largest: int) -> CauseBytes:
+def _stage12_initialise(weight: int, *, params: int, share: int) -> CauseBytes:
     """Return the larger of two moments: flattening the weights, and making the fp32 partition from them."""
-    flattening = CauseBytes(parameters=weight * params, step_temporaries=weight * (params + largest))
+    flattening = CauseBytes(parameters=weight * params, step_temporaries=weight * params)
     masters = CauseBytes(
         parameters=weight * params, master_weights=FP32_BYTES * share, step_temporaries=FP32_BYTES * share
     )

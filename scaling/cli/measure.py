@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from scaling.cli import options
 from strategies.cluster import CPU_NAME
+from strategies.errors import PlanError
 from strategies.job import Job, Precision
 from strategies.search import FixedParts
 
@@ -16,8 +18,10 @@ def measure(
     model: options.Model,
     seq_len: options.SeqLen,
     global_batch_size: options.GlobalBatchSize,
-    gpus: Annotated[int, typer.Option(help="Real ranks to start on this machine.")] = 2,
+    gpus: Annotated[int, typer.Option(min=1, help="Ranks: real ones to start here, or those of a trace.")] = 2,
     simulate: Annotated[int | None, typer.Option(min=1, help="Rank 0 of this many ranks, in one process.")] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Trace without data: any model, any GPU, seconds.")] = False,
+    gpu: Annotated[str, typer.Option(help="GPU of configs/gpus.csv, with --trace; else the CPU.")] = CPU_NAME,
     precision: options.PrecisionName = Precision.BF16,
     strategy: options.Strategy = None,
     activation_checkpointing: options.Checkpointing = None,
@@ -30,10 +34,11 @@ def measure(
     """Run a few steps of a plan on this machine's CPU, and print predicted beside measured by phase and cause."""
     from rich.console import Console
 
-    from scaling.measure import measure_plan
+    from scaling.measure import Method, measure_plan, trace_plan
     from scaling.report import print_measured
     from strategies.serialize import to_json
 
+    _check_together(trace=trace, simulate=simulate, gpu=gpu, plot=plot)
     decision = options.decide_from_flags(
         model,
         job=Job(seq_len=seq_len, global_batch_size=global_batch_size, precision=precision),
@@ -41,11 +46,24 @@ def measure(
             strategy=strategy, activation_checkpointing=activation_checkpointing, micro_batch_size=micro_batch_size
         ),
         gpus=simulate or gpus,
-        gpu=CPU_NAME,
+        gpu=gpu,
         gpu_memory_gib=gpu_memory_gib,
     )
-    measured = measure_plan(decision, num_steps=steps, simulated=simulate is not None, picture=plot)
+    if trace:
+        measured = trace_plan(decision, num_steps=steps)
+    else:
+        method = Method.REAL if simulate is None else Method.SIMULATED
+        measured = measure_plan(decision, num_steps=steps, method=method, picture=plot)
     if json:
         typer.echo(to_json(measured), nl=False)
         return
     print_measured(measured, Console())
+
+
+def _check_together(*, trace: bool, simulate: int | None, gpu: str, plot: Path | None) -> None:
+    if trace and simulate is not None:
+        raise PlanError(f"--trace and --simulate {simulate} are two ways; give one of them (--trace takes --gpus)")
+    if trace and plot is not None:
+        raise PlanError(f"--plot {plot} draws what a run measured; leave out --trace")
+    if gpu != CPU_NAME and not trace:
+        raise PlanError(f"--gpu {gpu}: steps are run on this machine's CPU; add --trace for another device")
