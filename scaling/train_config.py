@@ -156,6 +156,9 @@ def _validate(given: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
                 problems.append(f"{field.name} is missing; give it with --{field.name.replace('_', '-')}")
             continue
         value = given[field.name]
+        if value == "":  # as a path it would be the current folder
+            problems.append(f"{field.name} is empty; give a value, or leave it out")
+            continue
         if isinstance(value, bool) and types[field.name] is not bool:
             problems.append(f"{field.name}={value!r} must not be true or false")
             continue

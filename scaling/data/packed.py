@@ -81,7 +81,7 @@ def _too_short(split: Split, *, num_tokens: int, seq_len: int, eval_fraction: fl
             f"eval_fraction={eval_fraction} holds out {num_tokens} tokens, fewer than seq_len={seq_len}; "
             f"raise it, shorten seq_len, add data, or do not evaluate"
         )
-    return (
-        f"seq_len={seq_len} is longer than the training data of {num_tokens} tokens; "
-        f"shorten it, add data, or lower eval_fraction={eval_fraction}"
-    )
+    too_long = f"seq_len={seq_len} is longer than the training data of {num_tokens} tokens"
+    if eval_fraction == 0:
+        return f"{too_long}; shorten it or add data"
+    return f"{too_long}; shorten it, add data, or lower eval_fraction={eval_fraction}"

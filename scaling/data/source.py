@@ -11,6 +11,7 @@ from typing import Literal
 from scaling.data.builtin import python_standard_library
 from scaling.data.cache import default_cache_dir
 from scaling.data.errors import DataError
+from scaling.data.paths import expand_home
 from scaling.data.tables import NamedDataset, TableFiles, TableFormat
 from scaling.data.text_files import TextFiles
 from scaling.data.text_source import TextSource
@@ -34,7 +35,7 @@ def open_source(name: str, *, text_column: str | None = None, cache_dir: Path | 
         DataError: no such file, a kind of file that cannot be read, files of several kinds, or ``text_column`` for
             files that have no columns.
     """
-    path = Path(name).expanduser()
+    path = expand_home(name)
     if name in BUILTIN_NAMES:
         return _without_columns(python_standard_library(name), text_column)
     if path.is_dir():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scaling.data.errors import DataError
+from scaling.data.paths import expand_home
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,7 +35,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         return byte_tokenizer()
     from transformers import AutoTokenizer
 
-    path = Path(name).expanduser()
+    path = expand_home(name)
     if path.is_file():
         raise DataError(f"tokenizer {name!r} is a file; give the folder it is in, a hub name, or {BYTES!r}")
     try:

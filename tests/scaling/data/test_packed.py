@@ -115,7 +115,7 @@ def test_splits_share_no_token_and_lose_less_than_a_sample_each(
 @pytest.mark.parametrize(
     ("seq_len", "split", "eval_fraction", "message"),
     [
-        (101, "train", 0.0, r"seq_len=101 is longer than the training data of 100 tokens; shorten it, add data"),
+        (101, "train", 0.0, r"seq_len=101 is longer than the training data of 100 tokens; shorten it or add data$"),
         (95, "train", 0.1, r"seq_len=95 is longer than the training data of 90 tokens; .*lower eval_fraction=0.1"),
         (11, "eval", 0.1, r"eval_fraction=0.1 holds out 10 tokens, fewer than seq_len=11; raise it"),
         (1, "eval", 0.0, r"eval_fraction=0.0 holds out 0 tokens, fewer than seq_len=1; raise it"),

@@ -235,3 +235,24 @@ def test_pieces_end_where_no_token_crosses(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(text_source, "MAX_PIECE_CHARS", 16)
     pieces = [piece.text for piece in string_pieces("one\ntwo\n\n  three\nfour five six seven")]
     assert pieces == ["one\n", "two\n\n  three\n", "four five six se", "ven"]
+
+
+def test_a_home_folder_that_does_not_exist_is_told() -> None:
+    with pytest.raises(DataError, match=r"'~nouser/x.txt' begins with '~nouser', and there is no such home folder"):
+        open_source("~nouser/x.txt")
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+def test_a_table_without_rows_is_told(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"empty.{suffix}"
+    path.write_text("")
+    if suffix == "parquet":
+        pq.write_table(pa.table({"text": pa.array([], pa.string())}), path)
+    with pytest.raises(DataError, match=rf"empty.{suffix} has no rows; name files that do"):
+        list(read_texts(str(path), cache_dir=tmp_path))
+
+
+def test_an_empty_table_beside_others_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "1.jsonl").write_text("")
+    write_jsonl(tmp_path / "2.jsonl", [{"text": "b"}])
+    assert list(read_texts(f"{tmp_path}/*.jsonl", cache_dir=tmp_path)) == ["b"]

@@ -160,3 +160,8 @@ def test_load_tokenizer_says_what_to_do_without_network(monkeypatch: pytest.Monk
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(DataError, match=r"cannot open tokenizer 'nobody/nothing-here'.*needs a network or the cache"):
         load_tokenizer("nobody/nothing-here")
+
+
+def test_a_home_folder_that_does_not_exist_is_told() -> None:
+    with pytest.raises(DataError, match=r"'~nouser/x' begins with '~nouser', and there is no such home folder"):
+        load_tokenizer("~nouser/x")
