@@ -139,7 +139,8 @@ WHAT_GROWS = (
     "What grows with N is work in Python, rank by rank, and with it the operators to follow. ZeRO-3: DeepSpeed's",
     "reduce-scatter cuts every gradient into N views (deepspeed 0.19.8, runtime/comm/coalesced_collectives.py), in",
     "every micro step. FSDP2: sharding cuts every weight into N chunks and makes an empty tensor for each rank",
-    "beyond its rows (torch 2.13, fsdp/_fully_shard, _chunk_with_empty), once. ZeRO-1, ZeRO-2 and DDP do little of the kind.",
+    "beyond its rows (torch 2.13, fsdp/_fully_shard, _chunk_with_empty), once. ZeRO-1, ZeRO-2 and DDP do little of",
+    "the kind.",
 )
 
 
