@@ -36,6 +36,9 @@ def exporting(folder: Path, *, partial: Path) -> Iterator[None]:
         yield
     except ScalingError:
         raise
+    except KeyboardInterrupt:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     except Exception as error:  # a full disk is SafetensorError in safetensors 0.8 and a bare Exception in tokenizers
         what_failed = _what_failed(folder, error)
         shutil.rmtree(partial, ignore_errors=True)

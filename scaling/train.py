@@ -10,7 +10,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from scaling.launch_env import read_launch_environment
+from scaling.interrupt import RunStatus, ending_on_signals
+from scaling.launch_env import LaunchEnvironment, read_launch_environment
 from scaling.ranks import report_error, results_only_on_stdout, set_up_logging
 from scaling.train_arguments import parse_arguments
 from strategies.errors import ScalingError
@@ -20,26 +21,35 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train as the flags say; return the process's exit code: 0 done, 2 bad input."""
+    """Train as the flags say; return the process's exit code: 0 done, 2 bad input.
+
+    Raises:
+        SystemExit: 130 after Ctrl-C, 143 after SIGTERM.
+    """
     rank = 0
     try:
         launch = read_launch_environment(os.environ)
         rank = launch.rank
         set_up_logging(is_main=launch.is_main)
-        arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
-        config = arguments.config
-        with results_only_on_stdout() as results:
-            # torch and the rest take seconds to import: not before the flags are known to be right.
-            from scaling.training_run import prepare, run
-            from strategies.serialize import to_json
-
-            summary = run(prepare(config, launch, environ=os.environ), config, launch)
-            if launch.is_main:
-                results.write(to_json(summary) if arguments.json else "\n".join(summary.lines()) + "\n")
+        with ending_on_signals(is_main=launch.is_main) as status:
+            _train(sys.argv[1:] if argv is None else argv, launch, status)
     except ScalingError as error:
         report_error(error, rank=rank)
         return error.exit_code
     return 0
+
+
+def _train(argv: Sequence[str], launch: LaunchEnvironment, status: RunStatus) -> None:
+    arguments = parse_arguments(argv)
+    config = arguments.config
+    with results_only_on_stdout() as results:
+        # torch and the rest take seconds to import: not before the flags are known to be right.
+        from scaling.training_run import prepare, run
+        from strategies.serialize import to_json
+
+        summary = run(prepare(config, launch, environ=os.environ), config, launch, status=status)
+        if launch.is_main:
+            results.write(to_json(summary) if arguments.json else "\n".join(summary.lines()) + "\n")
 
 
 if __name__ == "__main__":

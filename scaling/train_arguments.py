@@ -8,6 +8,7 @@ import inspect
 import re
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
@@ -59,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     for field in fields(TrainConfig):
         default = "required" if field.default is MISSING else f"default {field.default}"
         options: dict[str, Any] = {"help": f"{texts[field.name]} ({default})".replace("%", "%%")}
-        options |= {"action": "store_true"} if types[field.name] is bool else {"metavar": field.name.upper()}
+        options |= {"action": "store_true"} if types[field.name] is bool else {"metavar": _metavar(field.name, types)}
         parser.add_argument(f"--{field.name.replace('_', '-')}", **options)
     parser.add_argument("--config", type=Path, metavar="RUN.YAML", help="Settings by field name; flags win over them")
     parser.add_argument("--set", action="append", metavar="NAME=VALUE", help="One setting; repeatable")
@@ -67,6 +68,12 @@ def _parser() -> argparse.ArgumentParser:
     # The deepspeed launcher puts it first; the environment says the same.
     parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)
     return parser
+
+
+def _metavar(name: str, types: dict[str, Any]) -> str:
+    """Return what stands for the value in the help: the choices where there are some."""
+    is_choice = isinstance(types[name], type) and issubclass(types[name], StrEnum)
+    return f"{{{','.join(types[name])}}}" if is_choice else name.upper()
 
 
 def _field_texts() -> dict[str, str]:

@@ -35,11 +35,11 @@ class TrainConfig:
     out: Path
     """Folder for metrics.jsonl, summary.json and the trained model in final/."""
     data: str = "builtin:python"
-    """Text, JSONL or Parquet file, folder, glob or dataset name; builtin:python is the standard library's source."""
+    """Text, JSONL, CSV or Parquet file, folder, glob or dataset; builtin:python is the standard library's source."""
     tokenizer: str = "bytes"
     """Tokenizer folder or hub id; bytes needs no download."""
     text_column: str | None = None
-    """Column that holds the text, for JSONL, Parquet and datasets."""
+    """Column that holds the text, for JSONL, CSV, Parquet and datasets."""
     cache_dir: Path | None = None
     """Folder of token stores, made once for each text and tokenizer; None: ~/.cache/memory-scaling."""
     steps: int

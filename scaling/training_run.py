@@ -24,6 +24,7 @@ from scaling.engines.build import build_engine
 from scaling.engines.optimizer import OptimizerSettings
 from scaling.errors import TrainingError
 from scaling.export import export_model, gather_state
+from scaling.interrupt import RunStatus
 from scaling.launch_env import LaunchEnvironment, join_process_group, leave_process_group
 from scaling.memory_watch import MemoryWatch
 from scaling.metrics import Record, Reporter, Summary, summarise
@@ -73,7 +74,7 @@ def prepare(config: TrainConfig, launch: LaunchEnvironment, *, environ: Mapping[
     return Prepared(decision=decision, device=device, model_config=model_config, weights=weights, data=data)
 
 
-def run(prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment) -> Summary:
+def run(prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment, *, status: RunStatus) -> Summary:
     """Train, export, and return the summary, which every rank has.
 
     Raises:
@@ -83,7 +84,7 @@ def run(prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment) -> S
     join_process_group(launch, device=prepared.device, timeout_s=config.timeout_s)
     try:
         with ExitStack() as folder_lock:
-            return _run(prepared, config, launch, folder_lock=folder_lock)
+            return _run(prepared, config, launch, status=status, folder_lock=folder_lock)
     except torch.OutOfMemoryError as error:
         predicted = format_bytes(prepared.decision.estimate.peak_allocated_bytes)
         raise TrainingError(
@@ -94,7 +95,9 @@ def run(prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment) -> S
         leave_process_group(launch)
 
 
-def _run(prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment, *, folder_lock: ExitStack) -> Summary:
+def _run(
+    prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment, *, status: RunStatus, folder_lock: ExitStack
+) -> Summary:
     watch = MemoryWatch(
         device=prepared.device,
         launch=launch,
@@ -104,11 +107,12 @@ def _run(prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment, *, 
     engine = _start_engine(prepared, config, watch)
     together(partial(_open_folder, config, launch, folder_lock=folder_lock))
     start = time.perf_counter()
-    records = _train(engine, prepared.data, config, watch=watch)
+    records = _train(engine, prepared.data, config, watch=watch, status=status)
     train_time_s = time.perf_counter() - start
     watch.stop()
     final = config.out / FINAL_FOLDER
     _export(engine, prepared.data, folder=final)
+    status.reached = f"after the last step; the model is in {final}, but {SUMMARY_FILE} was not written"
     summary = summarise(
         records,
         decision=prepared.decision,
@@ -141,13 +145,16 @@ def _start_engine(prepared: Prepared, config: TrainConfig, watch: MemoryWatch) -
     return engine
 
 
-def _train(engine: Engine, data: TrainingData, config: TrainConfig, *, watch: MemoryWatch) -> list[Record]:
+def _train(
+    engine: Engine, data: TrainingData, config: TrainConfig, *, watch: MemoryWatch, status: RunStatus
+) -> list[Record]:
     records: list[Record] = []
     reporter = together(partial(_open_reporter, config, is_main=engine.rank == 0))
     with reporter or nullcontext():
         for record in train(engine, data, config, watch=watch):
             records.append(record)
             _report_together(engine, reporter, record)
+            status.reached = f"after step {record.step} of {config.steps}; no model was saved"
     return records
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +109,26 @@ def test_a_full_disk_ends_a_run_with_one_line(
     flags = ["--plan", plan, "--out", plan.parent.parent / "run", "--steps", 3]
     assert main([str(flag) for flag in flags]) == 2
     assert capfd.readouterr().err.splitlines()[-1].startswith("error: cannot write /dev/full: No space left on device")
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_run_with_one_line(
+    number: int, exit_code: int, plan: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = scaling.trainer.evaluate
+
+    def interrupted(*arguments: Any) -> Any:
+        os.kill(os.getpid(), number)
+        return real(*arguments)
+
+    monkeypatch.setattr(scaling.trainer, "evaluate", interrupted)
+    out = plan.parent.parent / "run"
+    flags = ["--plan", plan, "--out", out, "--steps", 3, "--eval-every", 2]
+    with pytest.raises(SystemExit) as caught:
+        main([str(flag) for flag in flags])
+    assert caught.value.code == exit_code
+    error = capfd.readouterr().err
+    assert error.splitlines()[-1] == "interrupted after step 2 of 3; no model was saved"
+    assert "Traceback" not in error
+    assert len(losses(out)) == 2
+    assert sorted(path.name for path in out.iterdir()) == ["metrics.jsonl", "train_config.json"]

@@ -41,6 +41,14 @@ def test_local_rank_of_the_deepspeed_launcher_is_ignored(flag: str) -> None:
     assert parse_arguments([flag, *NEEDED]) == parse_arguments(NEEDED)
 
 
+def test_help_shows_choices_and_kinds_of_files(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_arguments(["--help"])
+    text = capsys.readouterr().out
+    for part in ("--schedule {linear,cosine,constant}", "--init {auto,random,pretrained}", "JSONL, CSV or Parquet"):
+        assert part in " ".join(text.split())
+
+
 def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_arguments(
