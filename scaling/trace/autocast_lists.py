@@ -35,12 +35,12 @@ CPU_LOWER = """
     __rmatmul__ conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d prelu scaled_dot_product_attention
     einsum chain_matmul linalg_multi_dot
 """
+# Left out: padding by reflection and replication, which Python reaches through one C++ function for all modes only.
 CPU_FP32 = """
     avg_pool3d binary_cross_entropy grid_sampler polar prod quantile nanquantile stft cdist trace
-    view_as_complex cholesky inverse pinverse max_pool3d adaptive_avg_pool3d reflection_pad1d reflection_pad2d
-    replication_pad1d replication_pad2d mse_loss cosine_embedding_loss nll_loss nll_loss2d nll_loss_nd
-    hinge_embedding_loss poisson_nll_loss smooth_l1_loss cross_entropy_loss l1_loss huber_loss
-    margin_ranking_loss soft_margin_loss triplet_margin_loss multi_margin_loss ctc_loss kl_div
+    view_as_complex cholesky inverse pinverse max_pool3d adaptive_avg_pool3d mse_loss cosine_embedding_loss
+    nll_loss nll_loss2d nll_loss_nd hinge_embedding_loss poisson_nll_loss smooth_l1_loss cross_entropy_loss
+    l1_loss huber_loss margin_ranking_loss soft_margin_loss triplet_margin_loss multi_margin_loss ctc_loss kl_div
     multilabel_margin_loss binary_cross_entropy_with_logits
 """
 CPU_WIDEST = "stack cat index_copy"

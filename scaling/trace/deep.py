@@ -46,12 +46,18 @@ def trace_deep(
 
 
 def shallow_depths(depth: int, *, period: int) -> tuple[int, int, int] | None:
-    """Return the three depths to trace for ``depth``; None where tracing it in full costs no more.
-
-    Two periods and two more blocks, the first and the last of which are unlike the others, is the smallest base that
-    continued in all families tried (benchmarks/results/trace_extrapolation.md).
-    """
-    smallest = 2 * period + 2
-    base = smallest + (depth - smallest) % period
-    depths = (base, base + period, base + 3 * period)
+    """Return the three depths to trace for ``depth``; None where tracing it in full costs no more."""
+    smallest = smallest_depths(period)
+    more = (depth - smallest[0]) % period
+    depths = (smallest[0] + more, smallest[1] + more, smallest[2] + more)
     return depths if sum(depths) < depth else None
+
+
+def smallest_depths(period: int) -> tuple[int, int, int]:
+    """Return the three smallest depths from which deeper models are continued.
+
+    Two periods and two more blocks, since the first and the last are unlike the others: the smallest base that worked
+    in all families tried (benchmarks/results/trace_extrapolation.md).
+    """
+    base = 2 * period + 2
+    return base, base + period, base + 3 * period

@@ -28,6 +28,7 @@ class DeviceEmulation(TorchFunctionMode):
         super().__init__()
         self.device = device
         self.rules = AutocastRules(device)
+        self._running: list[types.FunctionType] = []
         self._kernels = CUDA_KERNELS if device == "cuda" else CPU_KERNELS
 
     def __torch_function__(
@@ -55,10 +56,14 @@ class DeviceEmulation(TorchFunctionMode):
     def _call_python(self, func: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a torch function that is written in Python with the mode on, so that what it calls is seen too."""
         checks = [name for name in _OVERRIDE_CHECKS if name in func.__globals__]
-        if not checks:
+        if not checks or func in self._running:  # methods come back by name from the C++ method they call
             return func(*args, **kwargs)
-        with _first_check_passed(func.__globals__, checks), self:
-            return func(*args, **kwargs)
+        self._running.append(func)
+        try:
+            with _first_check_passed(func.__globals__, checks), self:
+                return func(*args, **kwargs)
+        finally:
+            self._running.pop()
 
 
 @contextmanager

@@ -21,7 +21,7 @@ def explained(module: nn.Module) -> Iterator[None]:
         raise
     except Exception as error:
         op, place = _where(error.__traceback__, module)
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0]
         raise TraceError(
             f"{type(module).__name__} cannot be traced without data: {op or 'the step'} failed{place} ({reason}); if "
             f"it needs the values of a tensor, measure on real tensors (scaling measure) or avoid that operation"

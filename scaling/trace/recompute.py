@@ -60,7 +60,9 @@ def _keep_expensive(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPol
 def _checkpoint_hugging_face(module: Any, settings: dict[str, Any], every: int) -> None:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    module.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
+    # transformers 5.24 renamed the method; the old name works until version 6.
+    enable = getattr(module, "activation_checkpointing_enable", module.gradient_checkpointing_enable)
+    enable(settings)
     layers = [child for child in module.modules() if isinstance(child, GradientCheckpointingLayer)]
     for index, layer in enumerate(layers):
         if index % every:

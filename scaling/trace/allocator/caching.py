@@ -40,6 +40,8 @@ class CachingAllocator(ABC):
         self.capacity_bytes = capacity_bytes
         self.allocated_bytes = 0
         self.reserved_bytes = 0
+        self.peak_allocated_bytes = 0
+        self.peak_reserved_bytes = 0
         self.num_retries = 0
         self._free: dict[PoolKey, FreeList] = defaultdict(FreeList)
         self._next_address = 0
@@ -57,7 +59,12 @@ class CachingAllocator(ABC):
             self._split(block, size)
         block.is_free = False
         self.allocated_bytes += block.num_bytes
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
         return block
+
+    def reset_peaks(self) -> None:
+        """Begin to count peaks anew, as ``torch.cuda.reset_peak_memory_stats`` does."""
+        self.peak_allocated_bytes, self.peak_reserved_bytes = self.allocated_bytes, self.reserved_bytes
 
     def free(self, block: Block) -> None:
         """Return ``block`` to its pool, merged with its free neighbours."""
@@ -100,6 +107,7 @@ class CachingAllocator(ABC):
         if self.capacity_bytes is not None and self.reserved_bytes + num_bytes > self.capacity_bytes:
             return False
         self.reserved_bytes += num_bytes
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         return True
 
     def _split(self, block: Block, size: int) -> None:

@@ -93,8 +93,7 @@ class _Replay:
         return ReplayResult(sections=tuple(peaks), num_retries=self.allocator.num_retries, out_of_memory=failure)
 
     def section(self, section: Section, first: int, end: int) -> tuple[SectionPeak, OutOfMemory | None]:
-        allocator = self.allocator
-        allocated, reserved = allocator.allocated_bytes, allocator.reserved_bytes
+        self.allocator.reset_peaks()
         failure = None
         for kind, storage, change, op in self.events[first:end]:
             try:
@@ -102,9 +101,12 @@ class _Replay:
             except DriverMemoryExhausted as error:
                 failure = self.failure(section, self.log.ops[op], error.requested_bytes)
                 break
-            allocated = max(allocated, allocator.allocated_bytes)
-            reserved = max(reserved, allocator.reserved_bytes)
-        return SectionPeak(section=section, allocated_bytes=allocated, reserved_bytes=reserved), failure
+        peak = SectionPeak(
+            section=section,
+            allocated_bytes=self.allocator.peak_allocated_bytes,
+            reserved_bytes=self.allocator.peak_reserved_bytes,
+        )
+        return peak, failure
 
     def apply(self, kind: int, storage: int, change: int) -> None:
         """Allocate, free, or for a resize do both: the new memory first, as ``resize_`` does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -67,7 +68,7 @@ class Zero(EngineSpec):
         without_data = recorder.device == "meta"
         with ExitStack() as stack:
             stack.enter_context(_process_environment(self.world_size))
-            import_deepspeed(torch.device("cpu"))
+            _imported()
             for name in _STATEFUL_MODULES:
                 stack.enter_context(_restored_globals(import_module(name)))
             stack.enter_context(
@@ -81,7 +82,7 @@ class Zero(EngineSpec):
             yield
 
     def build(self, module: nn.Module, recorder: Recorder) -> TraceEngine:
-        deepspeed = import_deepspeed(torch.device("cpu"))
+        deepspeed = _imported()
         config = {**self.config, "zero_allow_untested_optimizer": True}
         deepspeed.init_distributed(dist_backend="fake", verbose=False)
         if self.stage == 3:
@@ -124,6 +125,16 @@ class _finite_gradients(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
         if func is torch.ops.aten._local_scalar_dense.default and args[0].device.type == "meta":
             return False if args[0].dtype == torch.bool else 0
         return func(*args, **(kwargs or {}))
+
+
+def _imported() -> Any:
+    """Return the deepspeed module, with handlers that others put on its logger as they were."""
+    handlers = [each for each in logging.getLogger("DeepSpeed").handlers if isinstance(each, logging.StreamHandler)]
+    streams = [handler.stream for handler in handlers]
+    deepspeed = import_deepspeed(torch.device("cpu"))
+    for handler, stream in zip(handlers, streams, strict=True):
+        handler.setStream(stream)
+    return deepspeed
 
 
 @contextmanager
