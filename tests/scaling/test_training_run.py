@@ -211,3 +211,15 @@ def test_a_diverged_run_ends_without_a_model(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "final").exists()
     for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
         assert "NaN" not in line
+
+
+def test_a_full_disk_ends_every_rank_with_one_line(tmp_path: Path) -> None:
+    plan = plan_tiny(tmp_path, "ddp", world_size=2)
+    command = [*TORCHRUN, "2", "-m", "scaling.train", "--plan", plan, "--out", tmp_path / "run", "--steps", "30"]
+    limited = ["bash", "-c", 'ulimit -S -f 1; exec "$@"', "bash", *command]  # no file above 1 KiB: some four records
+    done = start([str(part) for part in limited], timeout_s=120)
+    assert done.returncode == 1  # torchrun's
+    assert done.stderr.count("error: cannot write") == 1
+    assert "metrics.jsonl: File too large (" in done.stderr
+    assert "scaling/train.py" not in done.stderr
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["metrics.jsonl", "train_config.json"]
