@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -23,16 +22,6 @@ with interrupt.ending_on_signals(is_main=True) as status:
     print("ready", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # minutes in C, where Python runs no handler
 """
-
-
-@pytest.fixture(autouse=True)
-def usual_handlers() -> Iterator[None]:
-    """As at a terminal: a shell starts background jobs with Ctrl-C ignored, and pytest inherits that."""
-    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def end_at_step_7(number: int) -> None:
