@@ -121,7 +121,7 @@ def _read(path: Path) -> TraceLog | None:
     if names["causes"] != [cause.value for cause in CAUSES]:
         return None
     sections = tuple(Section(step, micro_batch, Phase(phase)) for step, micro_batch, phase in names["sections"])
-    return TraceLog(sections=sections, ops=tuple(names["ops"]), **columns)
+    return TraceLog(sections=sections, ops=tuple(names["ops"]), assumed_values=int(names["assumed_values"]), **columns)
 
 
 def _write(log: TraceLog, path: Path) -> None:
@@ -129,6 +129,7 @@ def _write(log: TraceLog, path: Path) -> None:
         "sections": [[section.step, section.micro_batch, section.phase.value] for section in log.sections],
         "ops": list(log.ops),
         "causes": [cause.value for cause in CAUSES],
+        "assumed_values": log.assumed_values,
     }
     buffer = BytesIO()
     np.savez_compressed(buffer, names=np.array(json.dumps(names)), **{name: getattr(log, name) for name in _COLUMNS})

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from scaling.trace.autocast import AutocastRules, forwarded_contexts
@@ -19,6 +20,8 @@ from strategies.errors import ScalingError
 _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 _RNN_KERNELS = frozenset({torch._VF.lstm, torch._VF.gru, torch._VF.rnn_tanh, torch._VF.rnn_relu})
 
+_READS = frozenset({Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__})
+
 
 class DeviceEmulation(TorchFunctionMode):
     """Sees every torch function that Python calls and gives it the kernel and the casts of the emulated device."""
@@ -28,6 +31,8 @@ class DeviceEmulation(TorchFunctionMode):
         super().__init__()
         self.device = device
         self.rules = AutocastRules(device)
+        self.num_values_asked = 0
+        """How often a tensor without data was asked for its value."""
         self._running: list[types.FunctionType] = []
         self._kernels = CUDA_KERNELS if device == "cuda" else CPU_KERNELS
 
@@ -35,6 +40,8 @@ class DeviceEmulation(TorchFunctionMode):
         self, func: Any, types_: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in _READS and args[0].device.type == "meta":
+            self.num_values_asked += 1
         if isinstance(func, types.FunctionType):
             return self._call_python(func, args, kwargs)
         if func in _RNN_KERNELS and self.device == "cuda":
@@ -83,9 +90,9 @@ def _first_check_passed(namespace: dict[str, Any], checks: list[str]) -> Iterato
 
 
 @contextmanager
-def emulated_device(device: str) -> Iterator[None]:
+def emulated_device(device: str) -> Iterator[DeviceEmulation]:
     """Run meta tensors as if on ``device`` (``cuda`` or ``cpu``), under its autocast where that is on."""
     mode = DeviceEmulation(device)
     forwarded = frozenset({"meta", "cuda"} if device == "cuda" else {"meta"})
     with forwarded_contexts(mode.rules, forwarded), optimizers_of(device), mode, MetaResults(device):
-        yield
+        yield mode

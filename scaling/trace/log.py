@@ -66,6 +66,9 @@ class TraceLog:
     """Index into `CAUSES` for every storage."""
     stream: Integers
     """Stream on which every storage is allocated; 0 is the one that computes."""
+    assumed_values: int = 0
+    """How often the module asked for the value of a tensor without data and was told a likely one: true (as for "is
+    nothing padded?"), 1.0 or 0. The log holds for runs in which that is the answer."""
 
     @property
     def num_events(self) -> int:

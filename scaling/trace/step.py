@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -60,9 +61,10 @@ def trace_step(
     run = _Run(module, inputs, options, recorder, loss or model_loss)
     emulation = nullcontext() if on_cpu else emulated_device(options.kernels)
     spec = engine or SingleDevice()
-    with explained(module), emulation, spec.environment(recorder):
+    with explained(module), emulation as device_mode, spec.environment(recorder):
         run.all_steps(spec)
-    return recorder.result()
+    assumed_values = 0 if device_mode is None else device_mode.num_values_asked
+    return replace(recorder.result(), assumed_values=assumed_values)
 
 
 def model_loss(module: nn.Module, batch: Batch) -> Tensor:

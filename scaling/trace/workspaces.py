@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from scaling.ownership import Cause
 from scaling.storage_log import EventKind
 from scaling.trace.log import CAUSES, Row, StorageUse, TraceLog, build_log, op_names
@@ -36,4 +38,4 @@ def with_cublas_workspaces(log: TraceLog, *, num_bytes: int) -> TraceLog:
             rows[-1].append(
                 Row(int(log.kind[index]), int(log.storage[index]), int(log.change_bytes[index]), names[index])
             )
-    return build_log(log.sections, rows, uses)
+    return replace(build_log(log.sections, rows, uses), assumed_values=log.assumed_values)

@@ -7,7 +7,7 @@ read off three depths and checked on them, never assumed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scaling.storage_log import EventKind
 from scaling.trace.errors import ExtrapolationError
@@ -129,7 +129,7 @@ class _Writer:
 
     def write(self, like: TraceLog) -> TraceLog:
         rows = [self._section(number, template) for number, template in enumerate(self._templates)]
-        return build_log(like.sections, rows, self._uses)
+        return replace(build_log(like.sections, rows, self._uses), assumed_values=like.assumed_values)
 
     def _section(self, number: int, template: Sequence[_Stretch]) -> list[Row]:
         rows: list[Row] = []

@@ -26,6 +26,7 @@ from scaling.trace import (
     trace_step,
 )
 from scaling.trace.deep import shallow_depths
+from scaling.trace.log import Row
 from tests.scaling.trace.builders import BACKWARD, FORWARD, freed, log_of, made
 
 ONE_STEP = TraceOptions(num_steps=1)
@@ -133,7 +134,7 @@ def test_storage_freed_out_of_step_with_the_depth_is_refused() -> None:
         extrapolate_depth({4: blocks(4, 1), 5: blocks(5, 1), 7: blocks(7, 2)}, 9)
 
 
-def _freed_behind(block: int, behind: int):  # type: ignore[no-untyped-def]
+def _freed_behind(block: int, behind: int) -> list[Row]:
     return [freed(block - behind, 8)] if block >= behind else []
 
 

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.trace_families import TEN_ARCHITECTURES, family_batch, family_model
 from benchmarks.trace_modules import OWN_MODULES, cross_entropy, token_rows
 from scaling.trace import Recompute, TraceOptions, TracePrecision, profile, trace_step
-from strategies.estimate import Phase
+from strategies.estimate import CauseBytes, MemoryProfile, Phase
 
 MODES = (
     (TracePrecision.BF16, Recompute.NONE),
@@ -61,5 +61,13 @@ def test_gradients_live_through_the_forward_of_later_micro_batches() -> None:
     assert causes.gradients == causes.parameters
 
 
-def _forward(memory):  # type: ignore[no-untyped-def]
+def test_values_that_were_assumed_are_counted() -> None:
+    """Llama asks once a forward whether its positions are packed (transformers, masking_utils.py)."""
+    model, batch = family_model("llama", num_layers=1), family_batch("llama")
+    assert trace_step(model, batch, TraceOptions(num_steps=3)).assumed_values == 3
+    own = trace_step(OWN_MODULES["tied weights"], token_rows(), TraceOptions(), loss=cross_entropy)
+    assert own.assumed_values == 0
+
+
+def _forward(memory: MemoryProfile) -> CauseBytes:
     return next(phase.causes for phase in memory.phases if phase.phase is Phase.FORWARD)

@@ -29,7 +29,7 @@ from scaling.trace.log import CAUSES
 from scaling.trace.ranks.ddp import Ddp
 from scaling.trace.ranks.deepspeed import Zero
 from scaling.trace.ranks.fsdp2 import Fsdp2
-from strategies.estimate import Phase
+from strategies.estimate import CauseBytes, Phase
 
 FP32, BF16 = TracePrecision.FP32, TracePrecision.BF16
 ENGINES = [
@@ -143,5 +143,5 @@ def test_process_that_has_a_group_is_refused() -> None:
         _log(Ddp(world_size=2))
 
 
-def _at(log: TraceLog, phase: Phase):  # type: ignore[no-untyped-def]
+def _at(log: TraceLog, phase: Phase) -> CauseBytes:
     return next(found.causes for found in profile(log).phases if found.phase is phase)
