@@ -12,8 +12,8 @@ from pathlib import Path
 from scaling.meter import Measurement
 from scaling.simulate import Program
 
-SETTLE_S = 0.002
-"""Long enough for gloo's thread, which has just woken us, to drop its reference too."""
+SETTLE_S = 1.0
+"""Far longer than gloo's thread, which has just woken us, needs to drop its reference too."""
 
 
 def measure_ranks(
