@@ -104,6 +104,7 @@ def _run(
         num_steps=min(config.measure_steps, config.steps),
         vocab_size=prepared.model_config.get_text_config().vocab_size,
     )
+    folder_lock.callback(watch.stop)  # also where the run fails: what follows in this process is not to be metered
     engine = _start_engine(prepared, config, watch)
     together(partial(_open_folder, config, launch, folder_lock=folder_lock))
     start = time.perf_counter()

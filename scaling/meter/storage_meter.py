@@ -44,11 +44,13 @@ class StorageMeter:
     def stop(self) -> None:
         """Stop following: later changes are not measured, and operators run at full speed again."""
         if self._running:
-            self._ask_owners()
-            self._extend_last()
-            self._running = False
-            self.log.__exit__(None, None, None)
-            self.log.close()
+            try:
+                self._ask_owners()
+                self._extend_last()
+            finally:  # owners that a failed run left half made must not keep every operator followed
+                self._running = False
+                self.log.__exit__(None, None, None)
+                self.log.close()
 
     def attach(self, owners: Owners) -> None:
         self._owners.append(owners)
