@@ -51,6 +51,7 @@ def simulated_rank(world_size: int) -> Iterator[None]:
 
     from scaling.collectives import completed_collectives
 
+    before = dict(os.environ)
     os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": "1"})
     # Nobody listens here: the group exists before any framework would look for its address.
     os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"})
@@ -60,6 +61,8 @@ def simulated_rank(world_size: int) -> Iterator[None]:
             yield
     finally:
         dist.destroy_process_group()
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _run_simulated(program: Program, world_size: int, vocab_size: int | None) -> Measurement:
