@@ -139,13 +139,17 @@ def profile(log: TraceLog, *, step: int | None = None) -> MemoryProfile:
 
 
 def highest_moments(log: TraceLog, *, step: int | None = None) -> dict[Phase, int]:
-    """Return by phase the index of the event after which most bytes live; the first such among equals."""
+    """Return by phase the index of the event after which most bytes live; the first such among equals.
+
+    The event before a phase begins is one of them: what lives then is there when the phase begins.
+    """
     live = log.live_bytes()
     best: dict[Phase, int] = {}
     for section, first, end in log.ranges():
-        if first == end or step not in (None, section.step):
+        if end == 0 or step not in (None, section.step):
             continue
-        index = first + int(np.argmax(live[first:end]))
+        before = max(first - 1, 0)
+        index = before + int(np.argmax(live[before : max(end, before + 1)]))
         if section.phase not in best or live[index] > live[best[section.phase]]:
             best[section.phase] = index
     return {phase: best[phase] for phase in Phase if phase in best}

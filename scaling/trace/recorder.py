@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from scaling.meter.attribution import Attribution
-from scaling.ownership import Cause, Owned, Place
+from scaling.ownership import Cause, Owned, Owners, Place
 from scaling.storage_log import StorageLog
 from scaling.trace.kernels import CUDA_SCRATCH
 from scaling.trace.log import CAUSES, Row, Section, StorageUse, TraceLog, build_log
@@ -37,19 +37,30 @@ class Recorder:
         self._ends: list[int] = []
         self._num_seen = 0
         self._streams: dict[int, int] = {}
+        self.owners: list[Owners] = []
+        """Asked who holds what when sections begin and end, and when an engine makes something large."""
         self.current_stream = 0
         """Stream on which storages are allocated from now on."""
 
     @contextmanager
-    def section(self, section: Section, owners: Iterable[Owned] = ()) -> Iterator[None]:
-        """Log what happens inside as ``section``; events from its end to the next section still belong to it."""
-        self._attribution.claim(owners)
+    def section(self, section: Section) -> Iterator[None]:
+        """Count what happens inside for ``section``; events from its end to the next section still belong to it."""
+        self.ask_owners()
+        self.begin(section)
+        yield
+        self.ask_owners()
+
+    def ask_owners(self) -> None:
+        """Claim what the owners hold now."""
+        for owners in self.owners:
+            self._attribution.claim(owners())
+
+    def begin(self, section: Section) -> None:
+        """Count what happens from now on for ``section``."""
         if section != self._sections[-1]:
             self._ends.append(len(self.log.events))
             self._sections.append(section)
         self.log.phase = section.phase
-        with self.log:
-            yield
 
     def claim(self, owners: Iterable[Owned]) -> None:
         """Note who holds which tensor; the first to claim a storage names its cause."""
@@ -91,6 +102,8 @@ class Recorder:
         return StorageUse(CAUSES.index(cause), stream)
 
     def _observe(self, func: Any, args: tuple[Any, ...], _: Any) -> None:
+        if self._attribution.wants_owners:
+            self.ask_owners()
         self._attribution.observe(func, args)
         if self.current_stream:
             self._streams.update(dict.fromkeys(range(self._num_seen, len(self.log.storages)), self.current_stream))

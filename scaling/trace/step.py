@@ -83,15 +83,16 @@ class _Run:
 
     def all_steps(self, spec: EngineSpec) -> None:
         engine = self.initialised(spec)
+        self.recorder.owners.append(engine.owners)
         for step in range(self.options.num_steps):
             self.one_step(engine, step)
         if self.options.evaluate:
             self.evaluation(engine)
-        self.recorder.claim(engine.owners())
+        self.recorder.ask_owners()
 
     def initialised(self, spec: EngineSpec) -> TraceEngine:
         built = None if spec.whole_model_on_device else spec.build(self.module, self.recorder)
-        with self.recorder.section(Section(0, 0, Phase.INITIALISE)):
+        with self.section(0, 0, Phase.INITIALISE):
             if built is not None:
                 self.recorder.claim(built.owners())
             self.recorder.claim(_initial_owners(self.module, self.inputs, spec.parameters_place(self.module)))
@@ -100,17 +101,17 @@ class _Run:
     def one_step(self, engine: TraceEngine, step: int) -> None:
         last = self.options.gradient_accumulation_steps - 1
         for micro_batch in range(last + 1):
-            with self.section(engine, step, micro_batch, Phase.FORWARD), self.autocast():
+            with self.section(step, micro_batch, Phase.FORWARD), self.autocast():
                 loss = engine.forward(self.scaled_loss, is_last=micro_batch == last)
-            with self.section(engine, step, micro_batch, Phase.BACKWARD):
+            with self.section(step, micro_batch, Phase.BACKWARD):
                 engine.backward(loss, is_last=micro_batch == last)
                 del loss
-        with self.section(engine, step, 0, Phase.OPTIMIZER_STEP):
+        with self.section(step, 0, Phase.OPTIMIZER_STEP):
             engine.step()
 
     def evaluation(self, engine: TraceEngine) -> None:
         self.module.eval()
-        with self.section(engine, self.options.num_steps, 0, Phase.EVALUATION), torch.no_grad(), self.autocast():
+        with self.section(self.options.num_steps, 0, Phase.EVALUATION), torch.no_grad(), self.autocast():
             engine.forward(lambda module: self.loss(module, self.inputs), is_last=True)
 
     def scaled_loss(self, module: nn.Module) -> Tensor:
@@ -123,10 +124,9 @@ class _Run:
         return nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
 
     @contextmanager
-    def section(self, engine: TraceEngine, step: int, micro_batch: int, phase: Phase) -> Iterator[None]:
-        with self.recorder.section(Section(step, micro_batch, phase), engine.owners()):
+    def section(self, step: int, micro_batch: int, phase: Phase) -> Iterator[None]:
+        with self.recorder.section(Section(step, micro_batch, phase)), self.recorder.log:
             yield
-        self.recorder.claim(engine.owners())
 
 
 def _initial_owners(module: nn.Module, inputs: Mapping[str, Tensor], place: Place) -> Iterator[Owned]:

@@ -12,13 +12,13 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from scaling.collectives import completed_collectives
 from scaling.engines.deepspeed import import_deepspeed
 from scaling.ownership import Cause, Owned, Place, deepspeed_owners
 from scaling.trace.engine import EngineSpec, LossFunction, OptimizerFactory, TraceEngine, fused_adamw
 from scaling.trace.patching import patched
+from scaling.trace.ranks.answers import FiniteGradients
 from scaling.trace.ranks.collectives import CollectivesWithoutData
 from scaling.trace.ranks.group import rank_0_of
 from scaling.trace.ranks.streams import StreamTracker
@@ -68,7 +68,8 @@ class Zero(EngineSpec):
         without_data = recorder.device == "meta"
         with ExitStack() as stack:
             stack.enter_context(_process_environment(self.world_size))
-            _imported()
+            stack.enter_context(_restored_log_streams())
+            import_deepspeed(torch.device("cpu"))
             for name in _STATEFUL_MODULES:
                 stack.enter_context(_restored_globals(import_module(name)))
             stack.enter_context(
@@ -82,7 +83,7 @@ class Zero(EngineSpec):
             yield
 
     def build(self, module: nn.Module, recorder: Recorder) -> TraceEngine:
-        deepspeed = _imported()
+        deepspeed = import_deepspeed(torch.device("cpu"))
         config = {**self.config, "zero_allow_untested_optimizer": True}
         deepspeed.init_distributed(dist_backend="fake", verbose=False)
         if self.stage == 3:
@@ -92,13 +93,18 @@ class Zero(EngineSpec):
         return _ZeroEngine(engine, without_data=recorder.device == "meta")
 
 
+def bookkeeping_owners(engine: Any) -> Iterator[Owned]:
+    """Yield the meta tensors that DeepSpeed itself makes to remember shapes: they have no bytes on any device."""
+    for group in getattr(engine.optimizer, "round_robin_bit16_meta", []):
+        yield from (Owned(Cause.OTHER, tensor, Place.HOST) for tensor in group)
+
+
 class _ZeroEngine(TraceEngine):
     def __init__(self, engine: Any, *, without_data: bool) -> None:
         self._engine, self._without_data = engine, without_data
 
     def owners(self) -> Iterator[Owned]:
-        for group in getattr(self._engine.optimizer, "round_robin_bit16_meta", []):  # meta tensors of DeepSpeed's own
-            yield from (Owned(Cause.OTHER, tensor, Place.HOST) for tensor in group)
+        yield from bookkeeping_owners(self._engine)
         yield from deepspeed_owners(self._engine)
 
     def forward(self, loss: LossFunction, *, is_last: bool) -> Tensor:
@@ -109,32 +115,20 @@ class _ZeroEngine(TraceEngine):
         self._engine.backward(loss, scale_wrt_gas=False)
 
     def step(self) -> None:
-        with _finite_gradients() if self._without_data else nullcontext():
+        with FiniteGradients() if self._without_data else nullcontext():
             self._engine.step()
 
 
-class _finite_gradients(TorchDispatchMode):  # type: ignore[no-untyped-call]  # used as a context
-    """Answers what a step asks about its gradients: no overflow, a norm of zero."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default and args[0].device.type == "meta":
-            return False if args[0].dtype == torch.bool else 0
-        return func(*args, **(kwargs or {}))
-
-
-def _imported() -> Any:
-    """Return the deepspeed module, with handlers that others put on its logger as they were."""
+@contextmanager
+def _restored_log_streams() -> Iterator[None]:
+    """Leave handlers that others put on DeepSpeed's logger as they were; importing it redirects them all."""
     handlers = [each for each in logging.getLogger("DeepSpeed").handlers if isinstance(each, logging.StreamHandler)]
     streams = [handler.stream for handler in handlers]
-    deepspeed = import_deepspeed(torch.device("cpu"))
-    for handler, stream in zip(handlers, streams, strict=True):
-        handler.setStream(stream)
-    return deepspeed
+    try:
+        yield
+    finally:
+        for handler, stream in zip(handlers, streams, strict=True):
+            handler.setStream(stream)
 
 
 @contextmanager
@@ -159,6 +153,7 @@ def _tensors_without_data(recorder: Recorder) -> Iterator[None]:
 def _process_environment(world_size: int) -> Iterator[None]:
     """Set the variables by which DeepSpeed finds its rank, and put them back."""
     ours = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": "1"}
+    ours["DS_ACCELERATOR"] = "cpu"
     ours |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # nobody listens: the group exists before it would look
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)

@@ -12,6 +12,7 @@ from scaling.trace.errors import TraceError
 @contextmanager
 def rank_0_of(world_size: int) -> Iterator[None]:
     """Make this process rank 0 of ``world_size`` inside the context, over torch's group that talks to nobody."""
+    import torch
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -23,6 +24,10 @@ def rank_0_of(world_size: int) -> Iterator[None]:
         )
     show_exception = sys.excepthook  # torch puts the rank before every line from now on
     dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
+    world = dist.group.WORLD
+    assert world is not None
+    backend = world._get_backend(torch.device("cpu"))
+    world._register_backend(torch.device("meta"), dist.ProcessGroup.BackendType.CUSTOM, backend)
     try:
         yield
     finally:

@@ -24,9 +24,15 @@ def test_profile_takes_the_highest_moment_of_every_phase() -> None:
 
 def test_profile_of_one_step_leaves_out_the_others() -> None:
     later = Section(1, 0, Phase.FORWARD)
-    log = log_of([(FORWARD, [made(0, 100)]), (later, [freed(0, 100), made(1, 60)])])
+    log = log_of([(FORWARD, [made(0, 100), freed(0, 100)]), (later, [made(1, 60)])])
     assert [phase.total_bytes for phase in profile(log, step=1).phases] == [60]
     assert [phase.total_bytes for phase in profile(log).phases] == [100]
+
+
+def test_what_lives_when_a_phase_begins_counts_for_it() -> None:
+    """As ``torch.cuda.reset_peak_memory_stats`` starts from what is allocated."""
+    log = log_of([(FORWARD, [made(0, 100)]), (BACKWARD, [freed(0, 100), made(1, 60)])])
+    assert [phase.total_bytes for phase in profile(log).phases] == [100, 100]
 
 
 def test_resize_changes_what_lives() -> None:

@@ -1,0 +1,150 @@
+"""`trace_training`: the trainer's own engine, loss and loop on tensors without data, as rank 0 of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from scaling.ownership import Cause, Owned, Owners, Place
+from scaling.trace.emulation import emulated_device
+from scaling.trace.engine import EngineSpec
+from scaling.trace.explain import explained
+from scaling.trace.log import Section, TraceLog
+from scaling.trace.patching import patched
+from scaling.trace.ranks.answers import FiniteGradients
+from scaling.trace.ranks.ddp import Ddp
+from scaling.trace.ranks.deepspeed import Zero, bookkeeping_owners
+from scaling.trace.recorder import Recorder
+from strategies.emit.deepspeed import deepspeed_config
+from strategies.estimate import MemoryProfile, Phase
+from strategies.load_model import resolve_model
+
+if TYPE_CHECKING:
+    from scaling.batch import Batch
+    from scaling.meter import Measurement
+    from strategies.decision import Decision
+
+
+def trace_training(decision: Decision, *, num_steps: int = 2) -> TraceLog:
+    """Return what rank 0 of the plan allocates when this package trains it, on the plan's device.
+
+    The engine of the plan's strategy, the token-sum loss and the training loop run as they are: ``num_steps`` optimizer
+    steps, one evaluation and one gathering of all weights as for a save. Neither weights nor a GPU are needed.
+
+    Raises:
+        TraceError: an operation needs data; the message names it and its module.
+    """
+    from scaling.models import InitialWeights, build_config, build_model
+
+    emulated = "cpu" if decision.cluster.gpu.is_cpu else "cuda"
+    config = build_config(resolve_model(decision.model))
+    recorder = Recorder(device="meta", emulated=emulated, vocab_size=int(config.get_text_config().vocab_size))
+    with _inside_log(recorder) if emulated == "cpu" else nullcontext(), torch.device("meta"):
+        model = build_model(config, InitialWeights(folder=None), decision=decision, seed=0)
+    spec, batch = _environment_of(decision), _batch(decision)
+    place = Place.DEVICE if emulated == "cpu" else spec.parameters_place(model)
+    with explained(model), emulated_device(emulated), spec.environment(recorder), _unverified_shapes():
+        with _inside_log(recorder):
+            recorder.claim(Owned(Cause.PARAMETERS, parameter, place) for parameter in model.parameters())
+            kept = _run(model, batch, decision, num_steps, _RecorderMeter(recorder))
+        log = recorder.result()
+        del kept
+    return log
+
+
+def _batch(decision: Decision) -> Batch:
+    """Return full-length token ids: on the host, or where the CPU is the device, there from the start."""
+    from scaling.batch import causal_batch
+
+    shape = (decision.plan.micro_batch_size, decision.job.seq_len)
+    batch = causal_batch(torch.zeros(shape, dtype=torch.long))
+    if not decision.cluster.gpu.is_cpu:
+        return batch
+    return replace(batch, input_ids=batch.input_ids.to("meta"), labels=batch.labels.to("meta"))
+
+
+def _run(model: torch.nn.Module, batch: Batch, decision: Decision, num_steps: int, meter: _RecorderMeter) -> object:
+    from scaling.engines.build import build_engine
+    from scaling.engines.optimizer import OptimizerSettings
+    from scaling.loop import evaluate, train_step
+
+    settings = OptimizerSettings(weight_decay=0.01)
+    device = torch.device("meta")
+    with meter.phase(Phase.INITIALISE):
+        engine = build_engine(model, decision=decision, settings=settings, device=device, meter=meter)
+    if (inner := getattr(engine, "_engine", None)) is not None:
+        meter.attach(partial(bookkeeping_owners, inner))
+    meter.attach(engine.owners)
+    meter.attach(lambda: [Owned(Cause.OTHER, batch.input_ids), Owned(Cause.OTHER, batch.labels)])
+    engine.set_learning_rate(1e-4)
+    for _ in range(num_steps):
+        train_step(engine, [batch] * decision.plan.gradient_accumulation_steps)
+    evaluate(engine, [batch])
+    with meter.phase(Phase.SAVE):
+        for _ in engine.gathered_parameters():
+            pass
+    return engine
+
+
+class _RecorderMeter:
+    """A `scaling.meter.Meter` that makes every phase a section of a trace."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._step = 0
+        self._micro_batch = 0
+
+    def start(self) -> None:
+        """The recorder is on already."""
+
+    def stop(self) -> None:
+        """The recorder goes off by itself."""
+
+    def attach(self, owners: Owners) -> None:
+        self._recorder.owners.append(owners)
+        self._recorder.ask_owners()
+
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        section = Section(self._step, self._micro_batch, phase)
+        with self._recorder.section(section), FiniteGradients() if phase is Phase.OPTIMIZER_STEP else nullcontext():
+            yield
+        if phase is Phase.BACKWARD:
+            self._micro_batch += 1
+        if phase is Phase.OPTIMIZER_STEP:
+            self._step, self._micro_batch = self._step + 1, 0
+
+    def measurement(self) -> Measurement:
+        raise NotImplementedError("a trace has a log; see scaling.trace.log.profile")
+
+    def profile(self) -> MemoryProfile:
+        raise NotImplementedError("a trace has a log; see scaling.trace.log.profile")
+
+
+def _environment_of(decision: Decision) -> EngineSpec:
+    """Return the spec whose environment the plan's engine needs; its engine is not made."""
+    world_size = decision.cluster.gpus
+    config = deepspeed_config(decision)
+    return Ddp(world_size=world_size) if config is None else Zero(world_size=world_size, config=config)
+
+
+@contextmanager
+def _inside_log(recorder: Recorder) -> Iterator[None]:
+    with recorder.log:
+        yield
+
+
+@contextmanager
+def _unverified_shapes() -> Iterator[None]:
+    """Leave out DDP's comparison of shapes over ranks, which needs data."""
+    from torch.nn.parallel import distributed
+
+    with ExitStack() as stack:
+        name = "_verify_param_shape_across_processes"
+        stack.enter_context(patched(distributed, name, lambda *_, **__: True))
+        yield
