@@ -60,6 +60,21 @@ class Zero(Strategy):
         return _stage12_layout(self.stage, spec, job=job, plan=plan, data_parallel_size=data_parallel_size)
 
 
+def _params_beyond_bucket(spec: ModelSpec, plan: Plan) -> int:
+    """Return the parameters in tensors larger than the reduce bucket: stage 1 keeps their gradients until the step.
+
+    They are reduced where they are instead of through the bucket. Seen in a trace of the real engine: 13.4 GiB for
+    Llama-3.1-8B on 64 ranks, where the MLP, embedding and head exceed a bucket of hidden**2 elements.
+    """
+    limit = plan.buckets.reduce_bucket_size
+    return sum(
+        group.num_copies * tensor.num_params
+        for group in spec.groups
+        for tensor in group.tensors
+        if tensor.num_params > limit
+    )
+
+
 def _head_params(spec: ModelSpec) -> int:
     """Return the parameters of the output head; a tied one is the embedding."""
     heads = [group.num_params for group in spec.groups if group.role is GroupRole.HEAD]
@@ -88,6 +103,8 @@ def _stage12_layout(
     largest = largest_tensor_params(spec)
     # Under accumulation stage 1 adds a block's new gradients to the kept ones only when its bucket is reduced.
     pending = largest + (spec.largest_block_params() if stage == 1 and plan.gradient_accumulation_steps > 1 else 0)
+    if stage == 1 and plan.gradient_accumulation_steps == 1:
+        pending = max(pending, _params_beyond_bucket(spec, plan))
     resident = CauseBytes(parameters=weight * params) + _partitioned_states(params, data_parallel_size)
     bucket_count = 2 if plan.buckets.overlap_comm else 1
     buckets = bucket_count * weight * plan.buckets.reduce_bucket_size
