@@ -13,7 +13,7 @@ from scaling.simulate import simulate
 from strategies.decision import Decision
 from strategies.emit.deepspeed import deepspeed_config
 from strategies.errors import PlanError
-from strategies.estimate import MemoryProfile, Phase
+from strategies.estimate import MemoryProfile
 from strategies.explain import describe_plan
 from strategies.job import Precision
 from strategies.load_model import resolve_model
@@ -131,36 +131,22 @@ def run_steps(decision: Decision, num_steps: int, picture: Path | None, meter: M
     """Build the plan's engine in this rank, train ``num_steps``, evaluate and gather once; return what must live on."""
     import torch
 
-    from scaling.batch import causal_batch
-    from scaling.engines.build import build_engine
-    from scaling.engines.optimizer import OptimizerSettings
-    from scaling.loop import evaluate, train_step
+    from scaling.batch import Batch, causal_batch
     from scaling.meter import StorageMeter
     from scaling.models import InitialWeights, build_config, build_model
     from scaling.plots import plot_timeline
+    from scaling.rehearsal import rehearse
 
     resolved = resolve_model(decision.model)
     model = build_model(build_config(resolved), InitialWeights(folder=None), decision=decision, seed=0)
-    with meter.phase(Phase.INITIALISE):
-        engine = build_engine(
-            model,
-            decision=decision,
-            settings=OptimizerSettings(weight_decay=0.01),
-            device=torch.device("cpu"),
-            meter=meter,
-        )
-    meter.attach(engine.owners)
-    engine.set_learning_rate(1e-4)
     shape = (decision.plan.micro_batch_size, decision.job.seq_len)
-    ids = torch.randint(_vocab_size(decision), shape, generator=torch.Generator().manual_seed(0))
-    batch = causal_batch(ids)
-    for _ in range(num_steps):
-        train_step(engine, [batch] * decision.plan.gradient_accumulation_steps)
-    evaluate(engine, [batch])
-    with meter.phase(Phase.SAVE):
-        # What a save holds on the device: tensor after tensor. The copies it makes go to host memory.
-        for _ in engine.gathered_parameters():
-            pass
+
+    def make_batch() -> Batch:
+        ids = torch.randint(_vocab_size(decision), shape, generator=torch.Generator().manual_seed(0))
+        return causal_batch(ids)
+
+    device = torch.device("cpu")
+    engine = rehearse(model, make_batch, decision=decision, num_steps=num_steps, device=device, meter=meter)
     if picture and engine.rank == 0 and isinstance(meter, StorageMeter):
         title = f"{decision.model}: {describe_plan(decision.plan)}, {decision.cluster.gpus} ranks"
         plot_timeline(meter.timeline(), title=title, path=picture)

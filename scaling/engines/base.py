@@ -13,7 +13,7 @@ from torch import nn
 
 from scaling.batch import Batch
 from scaling.losses import token_sum_loss
-from scaling.meter import Meter
+from scaling.meter import PhaseMeter
 from scaling.ownership import Owned
 from strategies.estimate import Phase
 
@@ -25,7 +25,7 @@ class Engine(ABC):
     times `data_parallel_size`. Nothing else scales it.
     """
 
-    def __init__(self, model: nn.Module, *, device: torch.device, meter: Meter) -> None:
+    def __init__(self, model: nn.Module, *, device: torch.device, meter: PhaseMeter) -> None:
         self.model = model
         """The plain module, for names, config and export; run it through `loss_sum` only."""
         self.device = device

@@ -9,7 +9,7 @@ from scaling.engines.base import Engine
 from scaling.engines.ddp import DdpEngine
 from scaling.engines.deepspeed import DeepSpeedEngine
 from scaling.engines.optimizer import OptimizerSettings
-from scaling.meter import Meter
+from scaling.meter import PhaseMeter
 from strategies.decision import Decision
 from strategies.plan import StrategyName
 
@@ -27,7 +27,7 @@ def build_engine(
     decision: Decision,
     settings: OptimizerSettings,
     device: torch.device,
-    meter: Meter,
+    meter: PhaseMeter,
 ) -> Engine:
     """Return the engine of the plan's strategy around ``model``, which it may take apart."""
     return ENGINES[decision.plan.strategy](model, decision=decision, settings=settings, device=device, meter=meter)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling.engines.base import Engine
 from scaling.engines.master_weights import MasterWeights
 from scaling.engines.optimizer import OptimizerSettings, make_adamw, split_by_decay
-from scaling.meter import Meter
+from scaling.meter import PhaseMeter
 from scaling.ownership import Cause, Owned, module_owners
 from strategies.decision import Decision
 from strategies.units import MIB
@@ -31,7 +31,7 @@ class DdpEngine(Engine):
         decision: Decision,
         settings: OptimizerSettings,
         device: torch.device,
-        meter: Meter,
+        meter: PhaseMeter,
     ) -> None:
         super().__init__(model.to(device), device=device, meter=meter)
         job = decision.job

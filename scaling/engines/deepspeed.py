@@ -21,7 +21,7 @@ from torch import nn
 
 from scaling.engines.base import Engine
 from scaling.engines.optimizer import OptimizerSettings, make_adamw, split_by_decay
-from scaling.meter import Meter
+from scaling.meter import PhaseMeter
 from scaling.ownership import Owned, deepspeed_owners
 from strategies.decision import Decision
 from strategies.emit.deepspeed import deepspeed_config
@@ -39,7 +39,7 @@ class DeepSpeedEngine(Engine):
         decision: Decision,
         settings: OptimizerSettings,
         device: torch.device,
-        meter: Meter,
+        meter: PhaseMeter,
     ) -> None:
         super().__init__(model, device=device, meter=meter)
         deepspeed = import_deepspeed(device)

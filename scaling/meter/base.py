@@ -1,4 +1,4 @@
-"""The interface that training sees, and the meter that measures nothing."""
+"""The interfaces that engines and training see, and the meter that measures nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from scaling.ownership import Owners
 from strategies.estimate import MemoryProfile, Phase
 
 
-class Meter(Protocol):
+class PhaseMeter(Protocol):
+    """What an engine tells: who holds which tensor, and which phase runs."""
+
+    def attach(self, owners: Owners) -> None:
+        """Ask `owners` at every phase boundary from now on who holds which tensor."""
+
+    def phase(self, phase: Phase) -> AbstractContextManager[None]:
+        """Return a context in which memory counts for `phase`; leaving an optimizer step ends the step."""
+
+
+class Meter(PhaseMeter, Protocol):
     """Measures memory by phase and cause while it is started; outside, every method returns at once."""
 
     def start(self) -> None:
@@ -19,12 +29,6 @@ class Meter(Protocol):
 
     def stop(self) -> None:
         """End the measurement; what was measured stays."""
-
-    def attach(self, owners: Owners) -> None:
-        """Ask `owners` at every phase boundary from now on who holds which tensor."""
-
-    def phase(self, phase: Phase) -> AbstractContextManager[None]:
-        """Return a context in which memory counts for `phase`; leaving an optimizer step ends the step."""
 
     def measurement(self) -> Measurement:
         """Return every span measured so far."""

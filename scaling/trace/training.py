@@ -21,12 +21,12 @@ from scaling.trace.ranks.ddp import Ddp
 from scaling.trace.ranks.deepspeed import Zero, bookkeeping_owners
 from scaling.trace.recorder import Recorder
 from strategies.emit.deepspeed import deepspeed_config
-from strategies.estimate import MemoryProfile, Phase
+from strategies.estimate import Phase
 from strategies.load_model import resolve_model
 
 if TYPE_CHECKING:
     from scaling.batch import Batch
-    from scaling.meter import Measurement
+    from scaling.engines.base import Engine
     from strategies.decision import Decision
 
 
@@ -40,6 +40,7 @@ def trace_training(decision: Decision, *, num_steps: int = 2) -> TraceLog:
         TraceError: an operation needs data; the message names it and its module.
     """
     from scaling.models import InitialWeights, build_config, build_model
+    from scaling.rehearsal import rehearse
 
     emulated = "cpu" if decision.cluster.gpu.is_cpu else "cuda"
     config = build_config(resolve_model(decision.model))
@@ -51,7 +52,15 @@ def trace_training(decision: Decision, *, num_steps: int = 2) -> TraceLog:
     with explained(model), emulated_device(emulated), spec.environment(recorder), _unverified_shapes():
         with _inside_log(recorder):
             recorder.claim(Owned(Cause.PARAMETERS, parameter, place) for parameter in model.parameters())
-            kept = _run(model, batch, decision, num_steps, _RecorderMeter(recorder))
+            kept = rehearse(
+                model,
+                lambda: batch,
+                decision=decision,
+                num_steps=num_steps,
+                device=torch.device("meta"),
+                meter=_RecorderMeter(recorder),
+                more_owners=partial(_more_owners, batch),
+            )
         log = recorder.result()
         del kept
     return log
@@ -68,42 +77,19 @@ def _batch(decision: Decision) -> Batch:
     return replace(batch, input_ids=batch.input_ids.to("meta"), labels=batch.labels.to("meta"))
 
 
-def _run(model: torch.nn.Module, batch: Batch, decision: Decision, num_steps: int, meter: _RecorderMeter) -> object:
-    from scaling.engines.build import build_engine
-    from scaling.engines.optimizer import OptimizerSettings
-    from scaling.loop import evaluate, train_step
-
-    settings = OptimizerSettings(weight_decay=0.01)
-    device = torch.device("meta")
-    with meter.phase(Phase.INITIALISE):
-        engine = build_engine(model, decision=decision, settings=settings, device=device, meter=meter)
-    if (inner := getattr(engine, "_engine", None)) is not None:
-        meter.attach(partial(bookkeeping_owners, inner))
-    meter.attach(engine.owners)
-    meter.attach(lambda: [Owned(Cause.OTHER, batch.input_ids), Owned(Cause.OTHER, batch.labels)])
-    engine.set_learning_rate(1e-4)
-    for _ in range(num_steps):
-        train_step(engine, [batch] * decision.plan.gradient_accumulation_steps)
-    evaluate(engine, [batch])
-    with meter.phase(Phase.SAVE):
-        for _ in engine.gathered_parameters():
-            pass
-    return engine
+def _more_owners(batch: Batch, engine: Engine) -> list[Owners]:
+    inputs = [Owned(Cause.OTHER, batch.input_ids), Owned(Cause.OTHER, batch.labels)]
+    inner = getattr(engine, "_engine", None)
+    return [lambda: inputs] if inner is None else [partial(bookkeeping_owners, inner), lambda: inputs]
 
 
 class _RecorderMeter:
-    """A `scaling.meter.Meter` that makes every phase a section of a trace."""
+    """A `scaling.meter.PhaseMeter` that makes every phase a section of a trace."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._step = 0
         self._micro_batch = 0
-
-    def start(self) -> None:
-        """The recorder is on already."""
-
-    def stop(self) -> None:
-        """The recorder goes off by itself."""
 
     def attach(self, owners: Owners) -> None:
         self._recorder.owners.append(owners)
@@ -118,12 +104,6 @@ class _RecorderMeter:
             self._micro_batch += 1
         if phase is Phase.OPTIMIZER_STEP:
             self._step, self._micro_batch = self._step + 1, 0
-
-    def measurement(self) -> Measurement:
-        raise NotImplementedError("a trace has a log; see scaling.trace.log.profile")
-
-    def profile(self) -> MemoryProfile:
-        raise NotImplementedError("a trace has a log; see scaling.trace.log.profile")
 
 
 def _environment_of(decision: Decision) -> EngineSpec:
