@@ -57,6 +57,24 @@ def toy_decision(
     return Decision(model="toy", num_params=0, cluster=cpu_cluster(world_size), job=job, plan=plan, estimate=nothing)
 
 
+def demo_decision(
+    strategy: StrategyName,
+    *,
+    checkpointing: ActivationCheckpointing,
+    gpu: Gpu,
+    gpus: int,
+    seq_len: int,
+) -> Decision:
+    """The planner's decision for llama-demo in bf16, one sample a pass and two passes a step."""
+    return decide(
+        load_model_spec("llama-demo"),
+        cluster=Cluster(gpu=gpu, gpus=gpus, gpus_per_node=gpus),
+        job=Job(seq_len=seq_len, global_batch_size=2 * gpus, precision=Precision.BF16),
+        fixed=FixedParts(strategy=strategy, activation_checkpointing=checkpointing, micro_batch_size=1),
+        model="llama-demo",
+    )
+
+
 def plan_tiny(
     folder: Path,
     strategy: str,

@@ -5,26 +5,23 @@ from __future__ import annotations
 import pytest
 
 from scaling.measure import MeasuredPlan, Method, measure_plan, trace_plan
-from strategies.cluster import Cluster, Gpu, gpu_preset
+from strategies.cluster import CPU_NAME, Cluster, Gpu, gpu_preset
 from strategies.decision import Decision
 from strategies.errors import PlanError
 from strategies.estimate import Phase
-from strategies.job import Job, Precision
+from strategies.job import Job
 from strategies.load_model import load_model_spec
 from strategies.plan import ActivationCheckpointing, StrategyName
 from strategies.search import FixedParts
 from strategies.select import decide
 from strategies.units import GIB
+from tests.scaling.decisions import demo_decision
+
+CPU = Gpu(name=CPU_NAME, memory_bytes=4 * GIB)
 
 
 def decision_for(strategy: StrategyName, *, checkpointing: ActivationCheckpointing, gpus: int = 2) -> Decision:
-    return decide(
-        load_model_spec("llama-demo"),
-        cluster=Cluster(gpu=Gpu(name="cpu", memory_bytes=4 * GIB), gpus=gpus, gpus_per_node=gpus),
-        job=Job(seq_len=64, global_batch_size=2 * gpus, precision=Precision.BF16),
-        fixed=FixedParts(strategy=strategy, activation_checkpointing=checkpointing, micro_batch_size=1),
-        model="llama-demo",
-    )
+    return demo_decision(strategy, checkpointing=checkpointing, gpu=CPU, gpus=gpus, seq_len=64)
 
 
 def totals(result: MeasuredPlan) -> dict[Phase, int]:

@@ -7,15 +7,12 @@ import pytest
 from scaling.measure import Method, measure_plan
 from scaling.trace import profile, replay
 from scaling.trace.training import trace_training
-from strategies.cluster import CPU_NAME, Cluster, Gpu, gpu_preset
+from strategies.cluster import CPU_NAME, Gpu, gpu_preset
 from strategies.decision import Decision
 from strategies.estimate import Phase
-from strategies.job import Job, Precision
-from strategies.load_model import load_model_spec
 from strategies.plan import ActivationCheckpointing, StrategyName
-from strategies.search import FixedParts
-from strategies.select import decide
 from strategies.units import GIB
+from tests.scaling.decisions import demo_decision
 
 CPU = Gpu(name=CPU_NAME, memory_bytes=4 * GIB)
 SHAPE_CHECK_BYTES = 47
@@ -23,13 +20,7 @@ SHAPE_CHECK_BYTES = 47
 
 
 def _decision(strategy: StrategyName, gpu: Gpu, *, recompute: ActivationCheckpointing) -> Decision:
-    return decide(
-        load_model_spec("llama-demo"),
-        cluster=Cluster(gpu=gpu, gpus=4, gpus_per_node=4),
-        job=Job(seq_len=32, global_batch_size=8, precision=Precision.BF16),
-        fixed=FixedParts(strategy=strategy, activation_checkpointing=recompute, micro_batch_size=1),
-        model="llama-demo",
-    )
+    return demo_decision(strategy, checkpointing=recompute, gpu=gpu, gpus=4, seq_len=32)
 
 
 @pytest.mark.slow
