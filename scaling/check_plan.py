@@ -16,10 +16,11 @@ from strategies.emit.deepspeed import STAGES, deepspeed_config
 from strategies.emit.files import DEEPSPEED_FILE
 from strategies.errors import PlanError, SpecError
 from strategies.estimate import Level
-from strategies.job import Precision
+from strategies.job import Attention, LossImplementation, OptimizerName, Precision
 from strategies.memory.predict import predict
 from strategies.model_spec import ModelSpec
-from strategies.plan import accumulation_steps
+from strategies.plan import OffloadDevice, accumulation_steps
+from strategies.search import SEARCHED_CHECKPOINTING, SEARCHED_STRATEGIES
 from strategies.units import format_bytes
 
 ACCELERATE_CONFIG = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
@@ -37,7 +38,7 @@ def check_plan(decision: Decision, *, plan_path: Path, launch: LaunchEnvironment
     """
     _check_world_size(decision, launch)
     _check_batch(decision)
-    _check_precision(decision)
+    require_trainable(decision)
     _check_installed(decision)
     _check_accelerate(decision, environ)
     beside = plan_path.parent / DEEPSPEED_FILE
@@ -120,11 +121,29 @@ def _check_batch(decision: Decision) -> None:
         )
 
 
-def _check_precision(decision: Decision) -> None:
-    if decision.job.precision is Precision.FP16:
-        raise EngineError(
-            "precision=fp16 cannot be trained yet: it needs loss scaling; plan again with --precision bf16 or fp32"
-        )
+def require_trainable(decision: Decision) -> None:
+    """Refuse what can be planned but not run yet.
+
+    Raises:
+        EngineError: names the setting and what runs instead.
+    """
+    job, plan = decision.job, decision.plan
+    for name, value, runs in (
+        ("strategy", plan.strategy, tuple(SEARCHED_STRATEGIES)),
+        ("precision", job.precision, (Precision.FP32, Precision.BF16)),
+        ("activation_checkpointing", plan.activation_checkpointing, tuple(SEARCHED_CHECKPOINTING)),
+        ("checkpoint_every", plan.checkpoint_every, (1,)),
+        ("offload_optimizer", plan.offload_optimizer, (OffloadDevice.NONE,)),
+        ("offload_param", plan.offload_param, (OffloadDevice.NONE,)),
+        ("optimizer", job.optimizer, (OptimizerName.ADAMW,)),
+        ("fused_optimizer", job.fused_optimizer, (True,)),
+        ("attention", job.attention, (Attention.FLASH,)),
+        ("loss", job.loss, (LossImplementation.STANDARD,)),
+    ):
+        if value not in runs:
+            raise EngineError(
+                f"{name}={value} cannot be trained yet, only planned; plan again with {' or '.join(map(str, runs))}"
+            )
 
 
 def _check_installed(decision: Decision) -> None:

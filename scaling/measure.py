@@ -6,20 +6,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from scaling.check_plan import require_trainable
 from scaling.meter import Measurement, Meter, highest
 from scaling.simulate import simulate
 from strategies.decision import Decision
-from strategies.emit.deepspeed import deepspeed_config
-from strategies.errors import PlanError
 from strategies.estimate import MemoryProfile
 from strategies.explain import describe_plan
-from strategies.job import Precision
 from strategies.load_model import resolve_model
-
-if TYPE_CHECKING:
-    from scaling.trace import EngineSpec
 
 
 class Method(StrEnum):
@@ -62,8 +56,7 @@ def measure_plan(decision: Decision, *, num_steps: int, method: Method, picture:
     """
     from scaling.measured_ranks import measure_ranks
 
-    if decision.job.precision is Precision.FP16:
-        raise PlanError("precision=fp16 cannot be run yet, only planned; measure with --precision bf16, of equal size")
+    require_trainable(decision)
     program = partial(run_steps, decision, num_steps, picture)
     vocab_size = _vocab_size(decision)
     world_size = decision.cluster.gpus
@@ -77,30 +70,19 @@ def measure_plan(decision: Decision, *, num_steps: int, method: Method, picture:
 
 
 def trace_plan(decision: Decision, *, num_steps: int) -> MeasuredPlan:
-    """Return what rank 0 of the plan holds, from a trace of the real engine: seconds, whatever the model's size.
+    """Return what rank 0 of the plan holds, from a trace of the trainer on tensors without data, whatever its size.
 
-    With Hugging Face's own loss; the last rank's partition may hold other tensors than the first one's.
+    The last rank's partition may hold other tensors than the first one's.
 
     Raises:
-        ScalingError: the model cannot be traced, or the plan's engine keeps fp32 masters that a trace leaves out.
+        ScalingError: the plan cannot be trained, or the model cannot be traced.
     """
-    from scaling.models import build_config
-    from scaling.trace import Recompute, TraceOptions, TracePrecision, profile, replay, token_batch, trace_config
+    from scaling.trace import profile, replay
+    from scaling.trace.training import trace_training
 
-    job, plan, on_cpu = decision.job, decision.plan, decision.cluster.gpu.is_cpu
-    log = trace_config(
-        build_config(resolve_model(decision.model)),
-        token_batch(micro_batch_size=plan.micro_batch_size, seq_len=job.seq_len),
-        TraceOptions(
-            precision=TracePrecision(job.precision),
-            activation_checkpointing=Recompute(plan.activation_checkpointing),
-            kernels="cpu" if on_cpu else "cuda",
-            num_steps=num_steps,
-            gradient_accumulation_steps=plan.gradient_accumulation_steps,
-            evaluate=True,
-        ),
-        engine=_trace_engine(decision),
-    )
+    require_trainable(decision)
+    log = trace_training(decision, num_steps=num_steps)
+    on_cpu = decision.cluster.gpu.is_cpu
     return MeasuredPlan(
         decision=decision,
         method=Method.TRACED,
@@ -109,22 +91,6 @@ def trace_plan(decision: Decision, *, num_steps: int) -> MeasuredPlan:
         rank=0,
         peak_reserved_bytes=None if on_cpu else replay(log, expandable_segments=True).peak_reserved_bytes,
     )
-
-
-def _trace_engine(decision: Decision) -> EngineSpec:
-    from scaling.trace import fused_adamw
-    from scaling.trace.ranks.ddp import Ddp
-    from scaling.trace.ranks.deepspeed import Zero
-
-    world_size = decision.cluster.gpus
-    if (config := deepspeed_config(decision)) is not None:
-        return Zero(world_size=world_size, config=config, optimizer=fused_adamw)
-    if decision.job.precision.has_master_weights:
-        raise PlanError(
-            f"strategy=ddp with precision={decision.job.precision} keeps fp32 masters in our own engine, which a trace "
-            f"leaves out; trace with --precision fp32, or measure with --simulate {world_size}"
-        )
-    return Ddp(world_size=world_size, gradient_as_bucket_view=True, optimizer=fused_adamw)
 
 
 def run_steps(decision: Decision, num_steps: int, picture: Path | None, meter: Meter) -> object:

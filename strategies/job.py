@@ -16,22 +16,48 @@ class Precision(StrEnum):
     """16-bit weights and gradients, fp32 masters and Adam states, as DeepSpeed does."""
     BF16 = "bf16"
     """Likewise in bfloat16."""
+    FP16_AUTOCAST = "fp16-autocast"
+    """fp32 weights and gradients, 16-bit computation where autocast says so; FSDP2: 16-bit gathered weights."""
+    BF16_AUTOCAST = "bf16-autocast"
+    BF16_PURE = "bf16-pure"
+    """Everything in bfloat16, optimizer states included; no master."""
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of one weight, and of one gradient, as the forward pass holds it."""
+        return 4 if self is Precision.FP32 or self.is_autocast else 2
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of one activation of a matrix product."""
         return 4 if self is Precision.FP32 else 2
 
     @property
+    def is_autocast(self) -> bool:
+        return self in (Precision.FP16_AUTOCAST, Precision.BF16_AUTOCAST)
+
+    @property
+    def is_bf16(self) -> bool:
+        return self in (Precision.BF16, Precision.BF16_AUTOCAST, Precision.BF16_PURE)
+
+    @property
     def has_master_weights(self) -> bool:
-        return self is not Precision.FP32
+        return self in (Precision.FP16, Precision.BF16)
 
 
 class OptimizerName(StrEnum):
     """Update rule."""
 
     ADAMW = "adamw"
-    """Two fp32 moments a parameter."""
+    """Two moments a parameter, fp32 (16-bit where the weights that are updated are)."""
+    ADAMW_8BIT = "adamw-8bit"
+    """Two 8-bit moments a parameter, with one fp32 scale per block of 256."""
+    SGD = "sgd"
+    """With momentum: one number a parameter."""
+    LION = "lion"
+    """One moment a parameter."""
+    ADAFACTOR = "adafactor"
+    """Row and column sums of the second moment; no first moment."""
 
 
 class Attention(StrEnum):
@@ -39,6 +65,8 @@ class Attention(StrEnum):
 
     FLASH = "flash"
     """Fused; nothing quadratic in the sequence length is kept."""
+    EAGER = "eager"
+    """Plain matrix products and softmax: quadratic in the sequence length."""
 
 
 class LossImplementation(StrEnum):
@@ -46,6 +74,10 @@ class LossImplementation(StrEnum):
 
     STANDARD = "standard"
     """The framework's own: all logits at once, upcast to fp32."""
+    CHUNKED = "chunked"
+    """Head and loss over a few parts of the tokens, one after the other."""
+    FUSED = "fused"
+    """One kernel for head and loss, which never holds all logits."""
 
 
 MAX_SIZE = 2**31
@@ -62,6 +94,8 @@ class Job:
     optimizer: OptimizerName = OptimizerName.ADAMW
     attention: Attention = Attention.FLASH
     loss: LossImplementation = LossImplementation.STANDARD
+    fused_optimizer: bool = True
+    """One kernel a tensor, no temporaries; else torch's ``foreach``, which holds a copy of what it updates."""
     gradient_clipping: float = 1.0
     """Largest global gradient norm; 0 switches clipping off. Always explicit: DeepSpeed's own default has changed."""
 

@@ -15,20 +15,26 @@ class StrategyName(StrEnum):
     ZERO1 = "zero1"
     ZERO2 = "zero2"
     ZERO3 = "zero3"
+    FSDP2 = "fsdp2"
+    """torch's ``fully_shard``, block by block."""
 
 
 class ActivationCheckpointing(StrEnum):
     """Which activations are dropped in forward and computed again in backward."""
 
     NONE = "none"
+    SELECTIVE = "selective"
+    """Blocks keep their input and the outputs of matrix products and of attention."""
     FULL = "full"
-    """Every block keeps its input only."""
+    """Blocks keep their input only."""
 
 
 class OffloadDevice(StrEnum):
     """Where a model state rests between uses."""
 
     NONE = "none"
+    CPU = "cpu"
+    NVME = "nvme"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +67,10 @@ class Plan:
     gradient_accumulation_steps: int
     """Micro batches per optimizer step."""
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE
+    checkpoint_every: int = 1
+    """Blocks 0, k, 2k, ... are checkpointed; the others keep everything."""
+    reshard_after_forward: bool = True
+    """FSDP2: whether blocks give their gathered weights back after forward. The others do not look at it."""
     offload_optimizer: OffloadDevice = OffloadDevice.NONE
     offload_param: OffloadDevice = OffloadDevice.NONE
     buckets: Buckets
@@ -69,6 +79,7 @@ class Plan:
         sizes = {
             "micro_batch_size": self.micro_batch_size,
             "gradient_accumulation_steps": self.gradient_accumulation_steps,
+            "checkpoint_every": self.checkpoint_every,
         }
         if bad := [f"{name}={value}" for name, value in sizes.items() if value <= 0]:
             raise PlanError(f"{', '.join(bad)} must be above zero; give positive whole numbers")

@@ -13,6 +13,10 @@ from strategies.plan import ActivationCheckpointing, Plan, StrategyName, accumul
 from strategies.registry import STRATEGIES
 from strategies.units import ceil_div
 
+SEARCHED_STRATEGIES = (StrategyName.DDP, StrategyName.ZERO1, StrategyName.ZERO2, StrategyName.ZERO3)
+SEARCHED_CHECKPOINTING = (ActivationCheckpointing.NONE, ActivationCheckpointing.FULL)
+"""What the trainer runs. Other strategies and settings are estimated where the user names them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedParts:
@@ -30,13 +34,11 @@ def candidates(spec: ModelSpec, *, cluster: Cluster, job: Job, fixed: FixedParts
         PlanError: the global batch cannot be split over the GPUs, or not with the fixed micro batch.
     """
     micro_batch_sizes = _micro_batch_sizes(cluster, job, fixed)
-    for name, strategy in STRATEGIES.items():
-        if fixed.strategy not in (None, name):
-            continue
+    for name in SEARCHED_STRATEGIES if fixed.strategy is None else (fixed.strategy,):
+        strategy = STRATEGIES[name]
         buckets = strategy.buckets(spec, job)
-        for checkpointing in ActivationCheckpointing:
-            if fixed.activation_checkpointing not in (None, checkpointing):
-                continue
+        given = fixed.activation_checkpointing
+        for checkpointing in SEARCHED_CHECKPOINTING if given is None else (given,):
             for micro_batch_size in micro_batch_sizes:
                 yield Plan(
                     strategy=name,

@@ -7,7 +7,6 @@ import pytest
 from scaling.measure import MeasuredPlan, Method, measure_plan, trace_plan
 from strategies.cluster import CPU_NAME, Cluster, Gpu, gpu_preset
 from strategies.decision import Decision
-from strategies.errors import PlanError
 from strategies.estimate import Phase
 from strategies.job import Job
 from strategies.load_model import load_model_spec
@@ -69,8 +68,7 @@ def test_traced_rank_holds_what_a_simulated_rank_holds(strategy: StrategyName) -
     decision = decision_for(strategy, checkpointing=ActivationCheckpointing.FULL, gpus=8)
     traced = trace_plan(decision, num_steps=2)
     simulated = measure_plan(decision, num_steps=2, method=Method.SIMULATED)
-    # The two losses differ by a few numbers a token (Hugging Face's moves the labels by itself).
-    assert traced.measured.peak_bytes == pytest.approx(simulated.measured.peak_bytes, rel=0.005)
+    assert totals(traced) == totals(simulated)
 
 
 @pytest.mark.deepspeed
@@ -92,7 +90,11 @@ def test_trace_of_llama_8b_on_64_gpus_is_near_the_prediction() -> None:
     assert traced.peak_reserved_bytes >= traced.measured.peak_bytes
 
 
-def test_trace_refuses_masters_that_it_would_leave_out() -> None:
+def test_trace_counts_the_fp32_masters_of_our_own_engine() -> None:
     decision = decision_for(StrategyName.DDP, checkpointing=ActivationCheckpointing.NONE)
-    with pytest.raises(PlanError, match=r"strategy=ddp with precision=bf16 keeps fp32 masters.*--simulate 2"):
-        trace_plan(decision, num_steps=2)
+    traced = trace_plan(decision, num_steps=2)
+    simulated = measure_plan(decision, num_steps=2, method=Method.SIMULATED)
+    found, real = totals(traced), totals(simulated)
+    # A trace leaves out DDP's comparison of shapes over ranks, a few dozen bytes.
+    assert abs(found.pop(Phase.INITIALISE) - real.pop(Phase.INITIALISE)) < 64
+    assert found == real

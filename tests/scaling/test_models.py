@@ -18,6 +18,7 @@ from strategies.decision import Decision
 from strategies.job import Precision
 from strategies.load_model import ResolvedModel, resolve_model
 from strategies.plan import ActivationCheckpointing
+from strategies.search import SEARCHED_CHECKPOINTING
 from tests.scaling.decisions import TINY_LLAMA, toy_decision
 
 RANDOM = InitialWeights(folder=None)
@@ -68,7 +69,7 @@ def test_activation_checkpointing_gives_equal_gradients_in_less_memory() -> None
     config = build_config(resolved())
     ids = torch.arange(64).reshape(2, 32)
     gradients, saved_bytes = [], []
-    for checkpointing in ActivationCheckpointing:
+    for checkpointing in SEARCHED_CHECKPOINTING:
         decision = decision_for(config, checkpointing=checkpointing)
         model: Any = build_model(config, RANDOM, decision=decision, seed=0)
         kept: dict[int, int] = {}
