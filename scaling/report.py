@@ -46,7 +46,7 @@ def _print_lines(console: Console, lines: list[str]) -> None:
 def _headline(estimate: Estimate, *, usable_bytes: int) -> str:
     return (
         f"Predicted peak per GPU: {format_bytes(estimate.peak_allocated_bytes)} allocated in "
-        f"{estimate.memory.peak.phase.replace('_', ' ')}, {format_bytes(estimate.peak_reserved_bytes)} reserved "
+        f"{estimate.memory.peak.phase.replace('_', ' ')}, {format_bytes(estimate.device_bytes)} reserved "
         f"with context, of {format_bytes(usable_bytes)} ({estimate.level} level)"
     )
 
@@ -103,7 +103,7 @@ def print_measured(result: MeasuredPlan, console: Console) -> None:
         ],
     )
     if result.peak_reserved_bytes is not None:
-        replayed, predicted = format_bytes(result.peak_reserved_bytes), decision.estimate.peak_reserved_bytes
+        replayed, predicted = format_bytes(result.peak_reserved_bytes), decision.estimate.device_bytes
         line = (
             f"Reserved by the allocator: {replayed} replayed, {format_bytes(predicted)} predicted with device context"
         )

@@ -99,6 +99,14 @@ class MemoryProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """Ends of a 90 % interval, in bytes: a measured peak, allocated or reserved, lies between them nine times in ten."""
+
+    low_bytes: int
+    high_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """What one plan is predicted to need."""
 
@@ -106,8 +114,18 @@ class Estimate:
     memory: MemoryProfile
     """Live tensors (``peak_allocated_bytes``) by phase and cause, for the rank that holds most."""
     peak_reserved_bytes: int
-    """What the caching allocator is predicted to hold, device context included: compared with the device's memory."""
+    """What the caching allocator is predicted to hold."""
+    context_bytes: int = 0
+    """Beside the allocator: device context, kernels, communication library."""
+    interval: Interval | None = None
+    warnings: tuple[str, ...] = ()
+    """What the user should know before trusting the numbers."""
 
     @property
     def peak_allocated_bytes(self) -> int:
         return self.memory.peak_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """What is compared with the memory of the device."""
+        return self.peak_reserved_bytes + self.context_bytes

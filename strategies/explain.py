@@ -28,7 +28,7 @@ def describe_rejection(rejection: Rejection) -> str:
     """Return one rejected plan as a sentence: what it needs, by how much it is over, and its two largest causes."""
     estimate = rejection.estimate
     return (
-        f"{describe_plan(rejection.plan)}: needs {format_bytes(estimate.peak_reserved_bytes)}, "
+        f"{describe_plan(rejection.plan)}: needs {format_bytes(estimate.device_bytes)}, "
         f"{format_bytes(rejection.over_by_bytes)} over ({largest_causes(estimate.memory.peak)})"
     )
 
@@ -54,6 +54,6 @@ def nothing_fits(rejected: tuple[Rejection, ...], *, usable_bytes: int) -> str:
     shorter = ", or a shorter --seq-len" if grows_with_tokens > closest.over_by_bytes else ""
     return (
         f"no plan fits {format_bytes(usable_bytes)} a GPU; the closest is {describe_rejection(closest)}; "
-        f"give GPUs with at least {format_bytes(closest.estimate.peak_reserved_bytes)}, or more of them "
+        f"give GPUs with at least {format_bytes(closest.estimate.device_bytes)}, or more of them "
         f"(--gpus){shorter}"
     )

@@ -27,7 +27,7 @@ class Selection:
 
 
 def select(plans: Iterable[Plan], estimate: Callable[[Plan], Estimate], *, usable_bytes: int) -> Selection:
-    """Return the first plan whose reserved peak is at most ``usable_bytes``.
+    """Return the first plan whose peak, device context included, is at most ``usable_bytes``.
 
     Raises:
         NoPlanFitsError: none does; tells the closest one and what it lacks.
@@ -35,7 +35,7 @@ def select(plans: Iterable[Plan], estimate: Callable[[Plan], Estimate], *, usabl
     rejected: dict[tuple[StrategyName, ActivationCheckpointing], Rejection] = {}
     for plan in plans:
         prediction = estimate(plan)
-        over = prediction.peak_reserved_bytes - usable_bytes
+        over = prediction.device_bytes - usable_bytes
         if over <= 0:
             return Selection(plan=plan, estimate=prediction, rejected=tuple(rejected.values()))
         # Micro batches come largest first: the last one kept is the one with the best chance.

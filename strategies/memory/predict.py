@@ -15,16 +15,10 @@ from strategies.memory.activations import (
     require_closed_form,
 )
 from strategies.memory.logits import standard_loss
+from strategies.memory.reserved import context_bytes, reserved_bytes
 from strategies.model_spec import GroupRole, ModelSpec
 from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
 from strategies.registry import STRATEGIES
-from strategies.units import GIB
-
-CUDA_CONTEXT_BYTES = GIB
-"""Device context, library handles and NCCL's buffers, outside torch's allocator: 0.4 to 1.3 GiB seen in published
-runs (1113 and 1343 MiB on V100 with nvidia-smi, transformers' performance documentation)."""
-ALLOCATOR_SLACK = 0.06
-"""Reserved over allocated, less one, with expandable segments: 1.00 to 1.06 in 11 of 12 replayed Llama runs."""
 
 WITHOUT_CLOSED_FORM = frozenset(
     {
@@ -63,7 +57,12 @@ def predict(spec: ModelSpec, *, cluster: Cluster, job: Job, plan: Plan) -> Estim
             *_step_phases(spec, layout, cluster=cluster, job=job, plan=plan),
         )
     )
-    return Estimate(level=Level.INSTANT, memory=memory, peak_reserved_bytes=_reserved(memory.peak_bytes, cluster))
+    return Estimate(
+        level=Level.INSTANT,
+        memory=memory,
+        peak_reserved_bytes=reserved_bytes(memory.peak_bytes, cluster=cluster),
+        context_bytes=context_bytes(cluster),
+    )
 
 
 def _require_closed_form(job: Job, plan: Plan) -> None:
@@ -88,12 +87,6 @@ def _check_seq_len(spec: ModelSpec, job: Job) -> None:
             f"seq_len={job.seq_len} is longer than the {spec.max_seq_len} positions of model {spec.name}; "
             f"give seq_len={spec.max_seq_len} or less"
         )
-
-
-def _reserved(peak_allocated_bytes: int, cluster: Cluster) -> int:
-    if cluster.gpu.is_cpu:
-        return peak_allocated_bytes
-    return round(peak_allocated_bytes * (1 + ALLOCATOR_SLACK)) + CUDA_CONTEXT_BYTES
 
 
 def _step_phases(

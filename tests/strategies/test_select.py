@@ -30,16 +30,16 @@ def test_decide_rejects_each_simpler_plan_with_the_bytes_it_is_over() -> None:
     assert zero2_peak < ddp_peak
     cluster = small_cluster(name=CPU, memory_bytes=zero2_peak)
     decision = decide(spec, cluster=cluster, job=job)
-    assert decision.estimate.peak_reserved_bytes <= zero2_peak
+    assert decision.estimate.device_bytes <= zero2_peak
     assert decision.rejected[0].plan.strategy is StrategyName.DDP
     for rejection in decision.rejected:
-        assert rejection.over_by_bytes == rejection.estimate.peak_reserved_bytes - zero2_peak > 0
+        assert rejection.over_by_bytes == rejection.estimate.device_bytes - zero2_peak > 0
 
 
 def _peak(name: StrategyName, spec, cluster, job) -> int:
     fixed = FixedParts(strategy=name, activation_checkpointing=ActivationCheckpointing.FULL, micro_batch_size=1)
     (plan,) = candidates(spec, cluster=cluster, job=job, fixed=fixed)
-    return predict(spec, cluster=cluster, job=job, plan=plan).peak_reserved_bytes
+    return predict(spec, cluster=cluster, job=job, plan=plan).device_bytes
 
 
 def test_decide_raises_with_the_closest_plan_when_nothing_fits() -> None:
