@@ -100,7 +100,7 @@ class MemoryProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """Ends of a 90 % interval, in bytes: a measured peak, allocated or reserved, lies between them nine times in ten."""
+    """Ends of a 90 % interval: a measured peak, allocated or reserved, lies between them nine times in ten."""
 
     low_bytes: int
     high_bytes: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -12,28 +13,38 @@ from strategies.errors import ScalingError
 
 T = TypeVar("T")
 
+PLAN_AGAIN = "make it again with `scaling plan`"
+
 
 def to_json(value: Any) -> str:
     """Return a frozen dataclass as indented JSON; enums become their text, tuples become lists."""
     return json.dumps(dataclasses.asdict(value), indent=2) + "\n"
 
 
-def from_json(kind: type[T], text: str, *, source: str) -> T:
+def from_json(kind: type[T], text: str, *, source: str, advice: str = PLAN_AGAIN) -> T:
     """Return the ``kind`` that ``text`` holds, with every field checked.
 
     Raises:
         ScalingError: not JSON, or a field is missing, unknown or of the wrong type; names ``source`` and the field.
     """
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
-        value = TypeAdapter(kind).validate_json(text)
+        value = _adapter(cast(Any, kind)).validate_json(text)
     except ValidationError as error:
-        raise ScalingError(f"{source} is not a valid {kind.__name__}: {_first_problem(error.errors()[0])}") from error
+        problem = _first_problem(error.errors()[0])
+        raise ScalingError(f"{source} is not a valid {kind.__name__}: {problem}; {advice}") from error
     # A misspelt key must not pass silently; pydantic drops unknown keys of standard dataclasses.
     if unknown := _unknown_keys(json.loads(text), dataclasses.asdict(cast(Any, value))):
         raise ScalingError(f"{source} has unknown keys {', '.join(unknown)}; remove or correct them")
-    return value
+    return cast(T, value)
+
+
+@cache
+def _adapter(kind: type[Any]) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
 
 
 def _unknown_keys(given: Any, known: Any, *, path: str = "") -> list[str]:
@@ -67,4 +78,4 @@ def _first_problem(problem: Any) -> str:
     shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) and str(given) != "" else ""
     if isinstance(given, float) and not math.isfinite(given):
         shown = f" (given: {given})"
-    return f"{where}: {problem['msg']}{shown[:120]}; make it again with `scaling plan`"
+    return f"{where}: {problem['msg']}{shown[:120]}"

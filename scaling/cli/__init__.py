@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from scaling.cli.estimate import estimate
 from scaling.cli.measure import measure
 from scaling.cli.plan import plan
 from strategies.errors import ScalingError
@@ -17,6 +18,7 @@ app = typer.Typer(
     help="Plan which training strategy fits your GPUs, then train with it.",
 )
 app.command()(plan)
+app.command()(estimate)
 app.command()(measure)
 
 

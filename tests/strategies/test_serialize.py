@@ -34,7 +34,7 @@ def _edited(decision: Decision, path: str, value: object) -> str:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("plan.strategy", "zero4", r"plan\.strategy: .*'ddp', 'zero1', 'zero2' or 'zero3'"),
+        ("plan.strategy", "zero4", r"plan\.strategy: .*'ddp', 'zero1', 'zero2', 'zero3' or 'fsdp2'"),
         ("plan.micro_batch_size", "two", r"plan\.micro_batch_size: .*given: 'two'"),
         ("plan.micro_batch_size", 0, r"micro_batch_size=0 must be above zero"),
         ("plan.stage", 2, r"unknown keys plan\.stage"),

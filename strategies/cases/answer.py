@@ -1,0 +1,99 @@
+"""The answer to one case, as a line of JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from strategies.cases.case import Case, read_case
+from strategies.decision import Candidate
+from strategies.errors import ScalingError
+from strategies.estimate import Estimate
+from strategies.memory.predict import predict
+from strategies.select import decide
+from strategies.units import gib
+
+DECIMALS = 4
+"""Of a number of GiB: 0.1 MiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One line of output. Field names are part of the format; sizes in GiB (2**30)."""
+
+    id: Any
+    level: str
+    fits: bool
+    plan: dict[str, Any]
+    peak_allocated_gib: float
+    peak_reserved_gib: float
+    context_gib: float
+    peak_phase: str
+    interval_gib: tuple[float, float] | None
+    breakdown_gib: dict[str, float]
+    phases_gib: dict[str, float]
+    host_gib_per_node: float | None
+    step_time_s: float | None
+    tokens_per_s_per_gpu: float | None
+    mfu: float | None
+    warnings: tuple[str, ...]
+
+
+def answer_line(line: str, *, number: int) -> str:
+    """Return the JSON that answers line ``number`` of a file of cases: an estimate, or what is wrong with the case."""
+    try:
+        case = read_case(line, number=number)
+        return json.dumps(dataclasses.asdict(_answer(case)))
+    except ScalingError as error:
+        return json.dumps({"id": _id_of(line), "error": str(error)})
+
+
+def _answer(case: Case) -> Answer:
+    chosen = _chosen(case)
+    estimate, peak = chosen.estimate, chosen.estimate.memory.peak
+    return Answer(
+        id=case.id,
+        level=estimate.level,
+        fits=estimate.device_bytes <= case.cluster.gpu.memory_bytes,
+        plan=dataclasses.asdict(chosen.plan),
+        peak_allocated_gib=_gib(estimate.peak_allocated_bytes),
+        peak_reserved_gib=_gib(estimate.peak_reserved_bytes),
+        context_gib=_gib(estimate.context_bytes),
+        peak_phase=peak.phase,
+        interval_gib=_interval(estimate),
+        breakdown_gib={cause: _gib(num_bytes) for cause, num_bytes in peak.causes.items()},
+        phases_gib={phase.phase: _gib(phase.total_bytes) for phase in estimate.memory.phases},
+        host_gib_per_node=None,
+        step_time_s=None,
+        tokens_per_s_per_gpu=None,
+        mfu=None,
+        warnings=estimate.warnings,
+    )
+
+
+def _chosen(case: Case) -> Candidate:
+    if case.plan is None:
+        decision = decide(case.spec, cluster=case.cluster, job=case.job, model=case.model)
+        return Candidate(plan=decision.plan, estimate=decision.estimate)
+    return Candidate(plan=case.plan, estimate=predict(case.spec, cluster=case.cluster, job=case.job, plan=case.plan))
+
+
+def _interval(estimate: Estimate) -> tuple[float, float] | None:
+    if estimate.interval is None:
+        return None
+    return _gib(estimate.interval.low_bytes), _gib(estimate.interval.high_bytes)
+
+
+def _gib(num_bytes: int) -> float:
+    return round(gib(num_bytes), DECIMALS)
+
+
+def _id_of(line: str) -> Any:
+    """Return the id of a line that is otherwise wrong, None where it has none."""
+    try:
+        parsed = json.loads(line)
+    except ValueError:
+        return None
+    return parsed.get("id") if isinstance(parsed, dict) else None
