@@ -1,0 +1,211 @@
+"""Published runs as cases: what a row of `reference/measured.csv` says, in the words of `scaling estimate --cases`.
+
+A row is left out, with the reason, where it names something outside the formulas (fp8, activation offload, another
+optimizer) or does not say what decides its memory. Nothing is filled in from its result.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from strategies.cluster import gpu_presets
+
+FOLDER = Path(__file__).parent / "reference"
+Row = Mapping[str, str]
+
+STRATEGIES = (
+    (r"shard_grad_op", {"strategy": "fsdp2", "reshard_after_forward": False}),
+    (r"fsdp_full_shard \+ CPU offload", {"strategy": "fsdp2", "offload_param": "cpu", "offload_optimizer": "cpu"}),
+    (r"fsdp_full_shard", {"strategy": "fsdp2"}),
+    (r"zero_infinity", {"strategy": "zero3", "offload_param": "cpu", "offload_optimizer": "cpu"}),
+    (r"zero_offload \(zero3", {"strategy": "zero3", "offload_optimizer": "cpu"}),
+    (r"zero_offload|zero2, optimizer on CPU", {"strategy": "zero2", "offload_optimizer": "cpu"}),
+    (r"zero2 \(fairscale", {}),
+    (r"zero3", {"strategy": "zero3"}),
+    (r"zero2", {"strategy": "zero2"}),
+    (r"zero1/2", {}),
+    (r"ddp with sharded optimizer|megatron", {}),
+    (r"zero1", {"strategy": "zero1"}),
+    (r"ddp|zero0|single gpu", {"strategy": "ddp"}),
+)
+FAMILIES = (
+    (r"MPT", "mpt"),
+    (r"BERT", "bert"),
+    (r"T5", "t5"),
+    (r"Qwen2", "qwen2"),
+    (r"Gemma", "gemma"),
+    (r"Phi-3", "phi3"),
+    (r"Phi-2", "phi"),
+    (r"StableLM-2", "stablelm"),
+    (r"Llama|LLaMA|Vicuna", "llama"),
+    (r"GPT", "gpt2"),
+)
+WITHOUT_FAMILY = r"DeBERTa|DistilBERT|BlenderBot|MiniCPM|OLMo|encoder-decoder|nanochat|GPT-J|GLM"
+
+
+class LeftOut(Exception):
+    """Why a row is no case."""
+
+
+def published_rows() -> list[Row]:
+    """Return the rows of data-parallel full training."""
+    with (FOLDER / "measured.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [row for row in rows if row["parallelism"] == "dp" and row["method"] == "full"]
+
+
+def case_of(row: Row) -> dict[str, Any]:
+    """Return the case that the row describes.
+
+    Raises:
+        LeftOut: it names something that has no formula, or leaves out what decides its memory.
+    """
+    plan = _strategy(row)
+    gpus, micro, seq_len = _number(row, "n_gpus"), _number(row, "micro_batch"), _number(row, "seq_len")
+    steps = int(row["grad_accum"] or 1)
+    plan |= {"micro_batch_size": micro, "activation_checkpointing": _activation_checkpointing(row)}
+    return {
+        "id": row["id"],
+        "model": _model(row),
+        "cluster": _cluster(row, gpus),
+        "job": {
+            "seq_len": seq_len,
+            "global_batch_size": micro * steps * gpus,
+            "precision": _precision(row, plan["strategy"]),
+            "optimizer": _optimizer(row),
+            "fused_optimizer": "for-each" not in row["optimizer"],
+            "attention": "eager" if row["attention"].startswith("eager") else "flash",
+            "loss": "standard",
+        },
+        "plan": plan,
+    }
+
+
+def _number(row: Row, column: str) -> int:
+    if not row[column].isdigit():
+        raise LeftOut(f"{column} is {row[column] or 'not stated'}")
+    return int(row[column])
+
+
+def _strategy(row: Row) -> dict[str, Any]:
+    for pattern, plan in STRATEGIES:
+        if re.search(pattern, row["strategy"]):
+            if not plan:
+                raise LeftOut(f"strategy {row['strategy']}")
+            return dict(plan)
+    raise LeftOut(f"strategy {row['strategy']}")
+
+
+def _activation_checkpointing(row: Row) -> str:
+    known = row["activation_ckpt"]
+    if known not in ("none", "full", "selective"):
+        raise LeftOut(f"activation checkpointing: {known}")
+    return known
+
+
+def _precision(row: Row, strategy: str) -> str:
+    text = row["precision"]
+    if re.search(r"fp8|float8|FP8|FP4|MX", text) or not text or text in ("unknown", "not stated", "not recorded"):
+        raise LeftOut(f"precision: {text or 'not stated'}")
+    if re.search(r"pure bf16|bf16-true|bf16 pure|bf16 optimizer states|bf16 master", text):
+        return "bf16-pure"
+    if re.search(r"autocast|amp|shards|bf16 compute|fp32 params", text):
+        return "fp16-autocast" if "fp16" in text else "bf16-autocast"
+    if text == "fp32":
+        return "fp32"
+    narrow = "fp16" if "fp16" in text else "bf16"
+    return narrow if strategy.startswith("zero") else f"{narrow}-autocast"
+
+
+def _optimizer(row: Row) -> str:
+    text = row["optimizer"].lower()
+    if "in backward" in text or "muon" in text or "dana" in text or "unknown" in text or "paged" in text:
+        raise LeftOut(f"optimizer: {row['optimizer']}")
+    return "adamw-8bit" if "8bit" in text else "adamw"
+
+
+def _cluster(row: Row, gpus: int) -> dict[str, Any]:
+    name = row["gpu"].split(" (")[0]
+    known = gpu_presets()
+    nominal = row["gpu_mem_gib"]
+    closest = next((preset for preset in known if preset.startswith(name)), None) if name else None
+    if closest is None:
+        closest = next((preset for preset in known if preset.replace("-", "").startswith(name.replace("-", ""))), None)
+    if closest is None and not nominal:
+        raise LeftOut(f"gpu {row['gpu'] or 'not stated'}")
+    cluster: dict[str, Any] = {"gpu": closest or "A100-80GB-SXM", "gpus": gpus}
+    if nominal and not float(nominal).is_integer():
+        cluster["gpu_memory_gib"] = float(nominal)
+    elif closest is None:
+        cluster["gpu_memory_gib"] = round(float(nominal) * 0.98, 2)
+    return cluster
+
+
+def _model(row: Row) -> dict[str, Any]:
+    name = row["model"]
+    if re.search(WITHOUT_FAMILY, name):
+        raise LeftOut(f"model {name}: not a known family")
+    family = next((family for pattern, family in FAMILIES if re.search(pattern, name)), None)
+    if family is None or not row["hidden"] or not row["vocab"]:
+        raise LeftOut(f"model {name}: {'not a known family' if family is None else 'shape not stated'}")
+    return CONFIGS[family](row) if family in CONFIGS else _llama_like(row, family)
+
+
+def _llama_like(row: Row, family: str) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "model_type": family,
+        "hidden_size": int(row["hidden"]),
+        "intermediate_size": int(row["ffn"]),
+        "num_hidden_layers": int(row["layers"]),
+        "num_attention_heads": int(row["heads"]),
+        "num_key_value_heads": int(row["kv_heads"] or row["heads"]),
+        "vocab_size": int(row["vocab"]),
+        "max_position_embeddings": 2**20,
+        "tie_word_embeddings": row["model"].startswith(("Llama-3.2-1B", "Llama-3.2-3B", "Gemma", "Qwen2.5-3B")),
+    }
+    if family == "gemma":
+        config["head_dim"] = 256
+    return config
+
+
+def _gpt2(row: Row) -> dict[str, Any]:
+    return {
+        "model_type": "gpt2",
+        "n_embd": int(row["hidden"]),
+        "n_layer": int(row["layers"]),
+        "n_head": int(row["heads"]),
+        "n_inner": int(row["ffn"] or 4 * int(row["hidden"])),
+        "n_positions": max(1024, int(row["seq_len"] or 0)),
+        "vocab_size": int(row["vocab"]),
+    }
+
+
+def _mpt(row: Row) -> dict[str, Any]:
+    return {
+        "model_type": "mpt",
+        "d_model": int(row["hidden"]),
+        "n_layers": int(row["layers"]),
+        "n_heads": int(row["heads"]),
+        "expansion_ratio": 4,
+        "max_seq_len": int(row["seq_len"]),
+        "vocab_size": int(row["vocab"]),
+    }
+
+
+def _bert(row: Row) -> dict[str, Any]:
+    return {
+        "model_type": "bert",
+        "hidden_size": int(row["hidden"]),
+        "num_hidden_layers": int(row["layers"]),
+        "num_attention_heads": int(row["heads"]),
+        "intermediate_size": int(row["ffn"]),
+        "vocab_size": int(row["vocab"]),
+        "max_position_embeddings": 512,
+    }
+
+
+CONFIGS = {"gpt2": _gpt2, "mpt": _mpt, "bert": _bert}
