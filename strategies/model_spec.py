@@ -114,6 +114,10 @@ class ModelSpec:
                 f"num_key_value_heads={self.num_key_value_heads}; correct the config.json"
             )
 
+    def __hash__(self) -> int:
+        """Return a hash of what tells models apart; one of every tensor would cost more than an estimate."""
+        return hash((self.name, self.family, self.hidden_size, self.num_layers, self.vocab_size))
+
     @property
     def num_params(self) -> int:
         """Trainable parameters; tied embeddings counted once."""

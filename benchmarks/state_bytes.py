@@ -1,0 +1,181 @@
+"""Model states and buffers: the layouts of ``strategies`` beside traces of the real engines, by phase and cause.
+
+Method: small models of four families and two tokens a pass, so that activations hardly count; the trainer's own engine
+is traced (`scaling.trace.training`, equal to simulated ranks) as the first and as the last of N ranks. From the highest
+moment of a phase activations and logits are taken off; what is left is compared with the layout's highest moment.
+Usage: ``python -m benchmarks.state_bytes``; writes ``benchmarks/results/state_bytes.json`` and ``.md``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from strategies.base import StateLayout
+from strategies.cluster import CPU_NAME, Cluster, Gpu
+from strategies.decision import Decision
+from strategies.estimate import CauseBytes, Estimate, Level, MemoryProfile, Phase
+from strategies.job import Job, Precision
+from strategies.load_model import load_model_spec
+from strategies.model_spec import ModelSpec
+from strategies.plan import Buckets, Plan, StrategyName
+from strategies.registry import STRATEGIES
+from strategies.units import GIB
+
+RESULTS = Path(__file__).parent / "results"
+SEQ_LEN = 2
+DEEPSPEED_BUCKETS = Buckets(
+    reduce_bucket_size=500_000_000,
+    allgather_bucket_size=500_000_000,
+    stage3_prefetch_bucket_size=50_000_000,
+    stage3_param_persistence_threshold=100_000,
+    stage3_max_live_parameters=1_000_000_000,
+    overlap_comm=True,
+)
+"""DeepSpeed's own defaults (0.19.8, runtime/zero/config.py)."""
+SMALL_BUCKETS = Buckets(
+    reduce_bucket_size=150_000,
+    allgather_bucket_size=150_000,
+    stage3_prefetch_bucket_size=60_000,
+    stage3_param_persistence_threshold=1_000,
+    stage3_max_live_parameters=800_000,
+    overlap_comm=True,
+)
+"""Smaller than the larger tensors of every model here."""
+
+DECODER = {"num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 128}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": DECODER
+    | {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 4096,
+        "hidden_size": 256,
+        "intermediate_size": 688,
+        "tie_word_embeddings": False,
+    },
+    "gpt2": {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": 8192,
+        "n_embd": 256,
+        "n_layer": 6,
+        "n_head": 8,
+        "n_positions": 128,
+    },
+    "qwen2 tied": DECODER
+    | {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "vocab_size": 151_936,
+        "hidden_size": 256,
+        "intermediate_size": 688,
+        "tie_word_embeddings": True,
+    },
+    "mixtral": DECODER
+    | {
+        "model_type": "mixtral",
+        "architectures": ["MixtralForCausalLM"],
+        "vocab_size": 2048,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "tie_word_embeddings": False,
+        "sliding_window": None,
+    },
+}
+MODELS["qwen2"] = MODELS["qwen2 tied"] | {"tie_word_embeddings": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One way to train one model."""
+
+    model: str
+    strategy: StrategyName
+    ranks: int
+    accumulation: int = 1
+    precision: Precision = Precision.BF16
+    bucket: str = "planned"
+    """planned (as the search sizes them), small, or deepspeed (its defaults)."""
+    overlap_comm: bool = True
+    cuda: bool = False
+
+
+def spec_of(name: str, folder: Path) -> tuple[ModelSpec, Path]:
+    """Return the spec of a model, and the config.json that it was read from."""
+    path = folder / name.replace(" ", "-") / "config.json"
+    if not path.is_file():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(MODELS[name]))
+    return load_model_spec(str(path)), path
+
+
+def decision_of(case: Case, spec: ModelSpec, path: Path) -> Decision:
+    """Return the plan of a case; its estimate is empty."""
+    job = Job(seq_len=SEQ_LEN, global_batch_size=case.ranks * case.accumulation, precision=case.precision)
+    planned = STRATEGIES[case.strategy].buckets(spec, job)
+    buckets = {"planned": planned, "small": SMALL_BUCKETS, "deepspeed": DEEPSPEED_BUCKETS}[case.bucket]
+    gpu = Gpu(name="test-gpu" if case.cuda else CPU_NAME, memory_bytes=GIB)
+    return Decision(
+        model=str(path),
+        num_params=spec.num_params,
+        cluster=Cluster(gpu=gpu, gpus=case.ranks, gpus_per_node=case.ranks),
+        job=job,
+        plan=Plan(
+            strategy=case.strategy,
+            micro_batch_size=1,
+            gradient_accumulation_steps=case.accumulation,
+            buckets=replace(buckets, overlap_comm=case.overlap_comm),
+        ),
+        estimate=Estimate(level=Level.INSTANT, memory=MemoryProfile(phases=()), peak_reserved_bytes=0),
+    )
+
+
+@contextmanager
+def as_rank(rank: int) -> Iterator[None]:
+    """Make simulated process groups give this process another rank than the first."""
+    import torch.distributed as dist
+
+    original = dist.init_process_group
+
+    def init(backend: str, **options: Any) -> None:
+        original(backend, **(options | {"rank": rank}))
+
+    with patch.object(dist, "init_process_group", init):
+        yield
+
+
+def measured(decision: Decision, *, rank: int) -> dict[Phase, CauseBytes]:
+    """Return the highest moment of every phase of two steps of the trainer, an evaluation and a save."""
+    from scaling.trace import profile
+    from scaling.trace.training import trace_training
+
+    with as_rank(rank):
+        log = trace_training(decision, num_steps=2)
+    return {phase.phase: phase.causes for phase in profile(log).phases}
+
+
+def predicted(layout: StateLayout) -> dict[Phase, CauseBytes]:
+    """Return the highest moment of every phase of a layout."""
+    backward = (layout.backward_start, layout.first_gradient, layout.first_reduction, layout.backward_end)
+    return {
+        Phase.INITIALISE: layout.initialise,
+        Phase.FORWARD: layout.resident + layout.forward,
+        Phase.BACKWARD: layout.resident + max(backward, key=lambda causes: causes.total_bytes),
+        Phase.OPTIMIZER_STEP: layout.resident + layout.optimizer_step,
+        Phase.EVALUATION: layout.resident + layout.evaluation,
+    }
+
+
+def without_passes(causes: CauseBytes, phase: Phase) -> CauseBytes:
+    """Return the causes without logits, and without activations where no gradient can be counted as one."""
+    if phase is Phase.BACKWARD:
+        return replace(causes, logits=0)
+    return replace(causes, logits=0, activations=0)

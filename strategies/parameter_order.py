@@ -1,0 +1,86 @@
+"""The tensors of a model as an optimizer and a backward pass meet them: sizes, order, weight decay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+
+from strategies.model_spec import GroupRole, ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerGroup:
+    """Tensors that the optimizer treats alike, in the order of ``named_parameters()``."""
+
+    sizes: tuple[int, ...]
+    offsets: tuple[int, ...]
+    """Elements before each tensor, and at the end those of all."""
+
+    @property
+    def num_params(self) -> int:
+        return self.offsets[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradient:
+    """One tensor as backward meets it."""
+
+    size: int
+    group: int
+    """Index of its optimizer group."""
+    index: int
+    """Position in that group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterOrder:
+    """Cut of a model's tensors into optimizer groups, and the order of their gradients."""
+
+    groups: tuple[OptimizerGroup, ...]
+    backward: tuple[Gradient, ...]
+    """Last tensor first. Inside a block the order of names differs from that of use; it decides little."""
+    tied_elements: int
+    """Of the weight that is embedding and head: its gradient as a head waits for that as an embedding; 0 untied."""
+    head_elements: int
+    """Of the tensor whose gradient comes first."""
+
+
+@cache
+def parameter_order(spec: ModelSpec) -> ParameterOrder:
+    """Return the groups that the trainer makes: tensors with weight decay, and those without (norms, biases).
+
+    Same rule as scaling/engines/optimizer.py, split_by_decay.
+    """
+    sizes: tuple[list[int], list[int]] = ([], [])
+    gradients = []
+    for name, shape in spec.parameters():
+        size = 1
+        for length in shape:
+            size *= length
+        group = 1 if len(shape) < 2 or "bias" in name.rpartition(".")[2] else 0
+        gradients.append((size, group, len(sizes[group])))
+        sizes[group].append(size)
+    # An empty group does not exist for the optimizer.
+    present = [group for group in (0, 1) if sizes[group]]
+    tied = _tied_elements(spec)
+    return ParameterOrder(
+        groups=tuple(
+            OptimizerGroup(sizes=tuple(sizes[group]), offsets=tuple(accumulate(sizes[group], initial=0)))
+            for group in present
+        ),
+        backward=tuple(
+            Gradient(size=size, group=present.index(group), index=index) for size, group, index in reversed(gradients)
+        ),
+        tied_elements=tied,
+        head_elements=tied or _head_elements(spec),
+    )
+
+
+def _tied_elements(spec: ModelSpec) -> int:
+    return spec.vocab_size * spec.hidden_size if spec.tied_embeddings else 0
+
+
+def _head_elements(spec: ModelSpec) -> int:
+    heads = [tensor.num_params for group in spec.groups if group.role is GroupRole.HEAD for tensor in group.tensors]
+    return max(heads, default=0)

@@ -1,0 +1,237 @@
+"""Gradients under ZeRO stages 1 and 2: buckets, flat copies and partitions, followed tensor by tensor.
+
+Source: deepspeed 0.19.8, runtime/zero/stage_1_and_2.py; a name in parentheses is the function followed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from strategies.model_spec import ModelSpec
+from strategies.parameter_order import Gradient, OptimizerGroup, ParameterOrder, parameter_order
+from strategies.units import ceil_div, round_up
+
+ALIGNMENT = 2
+"""Elements that a rank's partition is a multiple of (nccl_start_alignment_factor)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """What decides how gradients travel."""
+
+    data_parallel_size: int
+    bucket_elements: int
+    num_buckets: int
+    """Two with ``overlap_comm``."""
+    is_stage_2: bool
+    in_backward: bool
+    """Whether buckets are reduced while backward runs (stage 2, or overlap_comm); else after it."""
+    accumulates: bool
+    """Whether an optimizer step has several micro batches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Elements held for gradients at one moment, beside the weights."""
+
+    gradients: int
+    buckets: int
+
+    @property
+    def total(self) -> int:
+        return self.gradients + self.buckets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientElements:
+    """Elements in the format of the weights at the moments of a backward pass, for the rank that holds most."""
+
+    between: Moment
+    """While a forward runs after an earlier micro batch."""
+    first_gradient: Moment
+    first_reduction: Moment
+    highest: Moment
+
+
+def partition_elements(group: OptimizerGroup, data_parallel_size: int) -> int:
+    """Return the elements of one rank's equal share of a group, padding included (flatten_dense_tensors_aligned)."""
+    return round_up(group.num_params, ALIGNMENT * data_parallel_size) // data_parallel_size
+
+
+def touched_elements(group: OptimizerGroup, data_parallel_size: int, *, rank: int) -> int:
+    """Return the elements of all tensors that a rank's partition has a part of (get_partition_info)."""
+    share = partition_elements(group, data_parallel_size)
+    first = bisect_right(group.offsets, share * rank) - 1
+    last = bisect_left(group.offsets, share * (rank + 1))
+    return group.offsets[min(last, len(group.sizes))] - group.offsets[min(first, len(group.sizes))]
+
+
+@cache
+def ranks_that_may_hold_most(spec: ModelSpec, data_parallel_size: int) -> tuple[int, ...]:
+    """Return the first rank, the last one, and the one whose partition touches most elements."""
+    groups = parameter_order(spec).groups
+    main = groups[0]
+    share = partition_elements(main, data_parallel_size)
+    candidates = {0, data_parallel_size - 1}
+    for offset in main.offsets:
+        candidates |= {min(offset // share, data_parallel_size - 1), max(offset - 1, 0) // share}
+    most = max(
+        sorted(candidates),
+        key=lambda rank: sum(touched_elements(group, data_parallel_size, rank=rank) for group in groups),
+    )
+    return tuple(sorted({0, data_parallel_size - 1, most}))
+
+
+@cache
+def gradient_elements(spec: ModelSpec, reduction: Reduction) -> GradientElements:
+    """Return what gradients and buckets hold, over the ranks that may hold most, each moment at its highest."""
+    order = parameter_order(spec)
+    ranks = ranks_that_may_hold_most(spec, reduction.data_parallel_size)
+    walks = [_Walk(order, reduction, rank).result() for rank in ranks]
+    return GradientElements(
+        between=max((walk.between for walk in walks), key=lambda moment: moment.total),
+        first_gradient=max((walk.first_gradient for walk in walks), key=lambda moment: moment.total),
+        first_reduction=max((walk.first_reduction for walk in walks), key=lambda moment: moment.total),
+        highest=max((walk.highest for walk in walks), key=lambda moment: moment.total),
+    )
+
+
+class _Walk:
+    """The last backward of a step on one rank, gradient by gradient."""
+
+    def __init__(self, order: ParameterOrder, reduction: Reduction, rank: int) -> None:
+        self._order, self._reduction, self._rank = order, reduction, rank
+        size = reduction.data_parallel_size
+        self._shares = [partition_elements(group, size) for group in order.groups]
+        self._touched = sum(touched_elements(group, size, rank=rank) for group in order.groups)
+        self._fixed = self._kept_between()
+        self._buckets = reduction.num_buckets * reduction.bucket_elements
+        self._loose = order.tied_elements
+        """Gradients in memory of their own. A tied weight's gradient as a head waits for that as an embedding."""
+        self._partition = 0
+        self._in_bucket: list[Gradient] = []
+        self._bucket_elements = 0
+        self._moments: list[Moment] = []
+        self._first_reduction: Moment | None = None
+
+    def result(self) -> GradientElements:
+        between = Moment(gradients=self._fixed, buckets=self._buckets if self._buckets_stay() else 0)
+        first = Moment(gradients=self._fixed + self._order.head_elements, buckets=self._buckets)
+        if self._reduction.in_backward:
+            self._reduced_as_they_come()
+        else:
+            self._reduced_at_the_end()
+        self._reduce_bucket()
+        highest = max(self._moments, key=lambda moment: moment.total)
+        return GradientElements(
+            between=between,
+            first_gradient=first,
+            first_reduction=self._first_reduction or highest,
+            highest=highest,
+        )
+
+    def _kept_between(self) -> int:
+        """Return what earlier micro batches leave: stage 1 every gradient, stage 2 those of the tensors it touches."""
+        if not self._reduction.accumulates:
+            return 0
+        return self._touched if self._reduction.is_stage_2 else sum(group.num_params for group in self._order.groups)
+
+    def _buckets_stay(self) -> bool:
+        return self._reduction.accumulates and not self._reduction.is_stage_2
+
+    def _reduced_as_they_come(self) -> None:
+        in_place = self._buckets_stay()  # stage 1 has added earlier micro batches up in the gradient itself
+        for gradient in self._order.backward:
+            tied = self._order.tied_elements if gradient is self._order.backward[-1] else 0
+            self._loose += gradient.size + tied
+            self._note()
+            self._loose -= tied
+            self._make_room(gradient)
+            self._put_in_bucket(gradient, in_place=in_place)
+            self._loose -= tied + (gradient.size if in_place else 0)
+
+    def _reduced_at_the_end(self) -> None:
+        """Stage 1 without overlap: all gradients are there, and go through the bucket group by group."""
+        self._fixed, self._loose = 0, sum(gradient.size for gradient in self._order.backward)
+        last = self._order.backward[-1].size if self._reduction.accumulates else 0
+        self._note(last + 2 * self._order.tied_elements)
+        for gradient in sorted(self._order.backward, key=lambda each: (each.group, each.index)):
+            self._make_room(gradient)
+            self._put_in_bucket(gradient, in_place=False)
+
+    def _make_room(self, gradient: Gradient) -> None:
+        if self._bucket_elements + gradient.size > self._reduction.bucket_elements:
+            self._reduce_bucket()
+
+    def _put_in_bucket(self, gradient: Gradient, *, in_place: bool) -> None:
+        self._in_bucket.append(gradient)
+        self._bucket_elements += gradient.size
+        if gradient.size <= self._reduction.bucket_elements:
+            self._leave(gradient, in_place=in_place)
+
+    def _leave(self, gradient: Gradient, *, in_place: bool) -> None:
+        """A gradient gives up its own memory: it is a part of a buffer now."""
+        if in_place:
+            self._fixed -= gradient.size
+        else:
+            self._loose -= gradient.size
+
+    def _reduce_bucket(self) -> None:
+        """Average, keep what this rank's partition touches, drop the rest (reduce_ipg_grads)."""
+        if not self._in_bucket:
+            return
+        self._note(self._largest_copy())
+        for gradient in self._in_bucket:
+            is_kept = self._rank in self._owners(gradient)
+            if is_kept and not self._partition:
+                self._partition = self._touched
+                self._note()
+            is_loose = gradient.size > self._reduction.bucket_elements
+            # Stage 1 keeps the gradients of tensors larger than the bucket until the step.
+            if is_loose and (is_kept or self._reduction.is_stage_2):
+                self._leave(gradient, in_place=self._buckets_stay() and self._reduction.in_backward)
+        if self._first_reduction is None:
+            self._first_reduction = max(self._moments, key=lambda moment: moment.total)
+        self._in_bucket, self._bucket_elements = [], 0
+
+    def _largest_copy(self) -> int:
+        """Return the elements of the flat copy that is reduced; a single slice is reduced where it is."""
+        slices = list(self._slices())
+        if len(slices) == 1:
+            return 0
+        copies, copy, num_slices = [0], 0, 0
+        for elements in slices:
+            copy, num_slices = copy + elements, num_slices + 1
+            if copy > self._reduction.bucket_elements:
+                copies.append(copy if num_slices > 1 else 0)
+                copy, num_slices = 0, 0
+        copies.append(copy if num_slices > 1 else 0)
+        return max(copies)
+
+    def _slices(self) -> Iterator[int]:
+        """Yield the elements of the bucket's parts by owner; neighbours with one owner are one part."""
+        owner, elements = -1, 0
+        for gradient in self._in_bucket:
+            share = self._shares[gradient.group]
+            start = self._order.groups[gradient.group].offsets[gradient.index]
+            end = start + gradient.size
+            while start < end:
+                part = min(end, (start // share + 1) * share) - start
+                if start // share != owner and elements:
+                    yield elements
+                    elements = 0
+                owner, elements, start = start // share, elements + part, start + part
+        yield elements
+
+    def _owners(self, gradient: Gradient) -> range:
+        share = self._shares[gradient.group]
+        start = self._order.groups[gradient.group].offsets[gradient.index]
+        return range(start // share, ceil_div(start + gradient.size, share))
+
+    def _note(self, copy: int = 0) -> None:
+        self._moments.append(
+            Moment(gradients=self._fixed + self._loose + self._partition, buckets=self._buckets + copy)
+        )

@@ -1,0 +1,131 @@
+"""ZeRO stages 1 and 2 as DeepSpeed lays them out: flat weights, a partition of states, gradient buckets.
+
+Source: deepspeed 0.19.8, runtime/zero/stage_1_and_2.py; a name in parentheses is the function followed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+
+from strategies.base import StateLayout
+from strategies.estimate import CauseBytes
+from strategies.job import Job
+from strategies.memory.model_states import FP32_BYTES
+from strategies.memory.optimizer_states import flat_state_bytes, step_copy_bytes
+from strategies.model_spec import ModelSpec
+from strategies.parameter_order import OptimizerGroup, parameter_order
+from strategies.plan import Buckets, Plan
+from strategies.units import ceil_div
+from strategies.zero_gradients import (
+    Moment,
+    Reduction,
+    gradient_elements,
+    partition_elements,
+    ranks_that_may_hold_most,
+    touched_elements,
+)
+
+NORM_BYTES = 8
+"""Gradient norms are taken of a double-precision copy, tensor by tensor (get_grad_norm_direct)."""
+
+
+def stage12_layout(spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int, stage: int) -> StateLayout:
+    """Return the layout of stage 1 or 2."""
+    return _layout(spec, job, plan.buckets, plan.gradient_accumulation_steps > 1, data_parallel_size, stage)
+
+
+@cache
+def _layout(
+    spec: ModelSpec, job: Job, buckets: Buckets, accumulates: bool, data_parallel_size: int, stage: int
+) -> StateLayout:
+    weight = job.precision.weight_bytes
+    groups = parameter_order(spec).groups
+    shares = [partition_elements(group, data_parallel_size) for group in groups]
+    flat = [share * data_parallel_size for share in shares]
+    reduction = Reduction(
+        data_parallel_size=data_parallel_size,
+        bucket_elements=buckets.reduce_bucket_size,
+        num_buckets=2 if buckets.overlap_comm else 1,
+        is_stage_2=stage == 2,
+        in_backward=stage == 2 or buckets.overlap_comm,
+        accumulates=accumulates,
+    )
+    elements = gradient_elements(spec, reduction)
+    resident = CauseBytes(
+        parameters=weight * sum(flat),
+        master_weights=FP32_BYTES * sum(shares),
+        optimizer_states=sum(flat_state_bytes(job, share) for share in shares),
+    )
+    between = _moment_bytes(elements.between, weight)
+    return StateLayout(
+        resident=resident,
+        initialise=_initialise(groups, shares=shares, weight=weight),
+        forward=between,
+        backward_start=between,
+        first_gradient=_moment_bytes(elements.first_gradient, weight),
+        first_reduction=_moment_bytes(elements.first_reduction, weight),
+        backward_end=_moment_bytes(elements.highest, weight),
+        optimizer_step=max(
+            (
+                _step(spec, job, shares=shares, rank=rank, data_parallel_size=data_parallel_size)
+                for rank in ranks_that_may_hold_most(spec, data_parallel_size)
+            ),
+            key=lambda causes: causes.total_bytes,
+        ),
+        evaluation=CauseBytes(),
+    )
+
+
+def _moment_bytes(moment: Moment, weight: int) -> CauseBytes:
+    return CauseBytes(gradients=weight * moment.gradients, communication_buckets=weight * moment.buckets)
+
+
+def _initialise(groups: Sequence[OptimizerGroup], *, shares: Sequence[int], weight: int) -> CauseBytes:
+    """Return the highest moment: flattening a group beside the model's own tensors, or making its fp32 partition."""
+    size, moments = FP32_BYTES, []
+    flat = masters = 0
+    left = sum(group.num_params for group in groups)
+    for group, share in zip(groups, shares, strict=True):
+        aligned = share * ceil_div(group.num_params, share)
+        moments.append(CauseBytes(parameters=weight * (left + flat + aligned), master_weights=size * masters))
+        left, flat = left - group.num_params, flat + aligned
+        # The partition is cloned in its own format and widened from that.
+        clone = weight * share if weight < size else 0
+        parameters = weight * (left + flat)
+        moments.append(
+            CauseBytes(parameters=parameters, master_weights=size * (masters + share), step_temporaries=clone)
+        )
+        masters += share
+    # Gradients of zeros for every group, to make the optimizer's states (initialize_optimizer_states).
+    moments.append(CauseBytes(parameters=weight * flat, master_weights=size * masters, step_temporaries=size * masters))
+    return max(moments, key=lambda causes: causes.total_bytes)
+
+
+def _step(spec: ModelSpec, job: Job, *, shares: Sequence[int], rank: int, data_parallel_size: int) -> CauseBytes:
+    """Return the highest moment of the step: a norm, or a group's gradients flattened, widened and applied."""
+    weight = job.precision.weight_bytes
+    groups = parameter_order(spec).groups
+    pieces = [_pieces(group, share, rank=rank) for group, share in zip(groups, shares, strict=True)]
+    touched = sum(touched_elements(group, data_parallel_size, rank=rank) for group in groups)
+    padding = sum(share - sum(parts) for share, parts in zip(shares, pieces, strict=True))
+    gradients = weight * (touched + padding)
+    temporaries = [NORM_BYTES * max((part for parts in pieces for part in parts), default=0)]
+    for share, parts in zip(shares, pieces, strict=True):
+        is_one_piece = len(parts) + (sum(parts) < share) == 1
+        flat = 0 if is_one_piece else weight * share
+        widened = FP32_BYTES * share if weight < FP32_BYTES else 0
+        temporaries.append(flat + widened)
+        temporaries.append((widened or flat) + step_copy_bytes(job, share))
+    return CauseBytes(gradients=gradients, step_temporaries=max(temporaries))
+
+
+def _pieces(group: OptimizerGroup, share: int, *, rank: int) -> list[int]:
+    """Return the elements of each tensor that lie in a rank's partition."""
+    start, end = share * rank, share * (rank + 1)
+    first = max(bisect_right(group.offsets, start) - 1, 0)
+    last = min(bisect_left(group.offsets, end), len(group.sizes))
+    bounds = [min(max(offset, start), end) for offset in group.offsets[first : last + 1]]
+    return [after - before for before, after in pairwise(bounds) if after > before]
