@@ -11,14 +11,33 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from strategies.decision import Decision
+from strategies.decision import Candidate, Decision
 from strategies.emit.commands import launch_commands
 from strategies.estimate import Estimate, MemoryProfile, Phase
 from strategies.explain import describe_plan, why
 from strategies.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:  # brings torch, which planning does without
+    from scaling.levels import Question
     from scaling.measure import MeasuredPlan
+
+
+def print_estimate(candidate: Candidate, question: Question, console: Console) -> None:
+    """Print where the bytes of one plan go, and whether it fits."""
+    cluster, job, estimate = question.cluster, question.job, candidate.estimate
+    usable = cluster.gpu.memory_bytes
+    left = usable - estimate.device_bytes
+    verdict = f"fits, {format_bytes(left)} left" if left >= 0 else f"does not fit: {format_bytes(-left)} too much"
+    lines = [
+        f"[bold]{escape(question.model)}[/bold]: {question.spec.num_params:,} parameters on {cluster.gpus} x "
+        f"{cluster.gpu.name} ({format_bytes(usable)} each), {job.precision}, sequence {job.seq_len}",
+        f"[bold green]Plan[/bold green]: {describe_plan(candidate.plan)}",
+        _headline(estimate, usable_bytes=usable),
+        f"[bold]{verdict}[/bold]",
+    ]
+    _print_lines(console, lines)
+    console.print(memory_table(estimate.memory))
+    _print_lines(console, [f"Note: {escape(warning)}" for warning in estimate.warnings])
 
 
 def print_decision(decision: Decision, console: Console) -> None:

@@ -9,7 +9,7 @@ from strategies.cluster import Cluster
 from strategies.errors import PlanError
 from strategies.job import Job
 from strategies.model_spec import ModelSpec
-from strategies.plan import ActivationCheckpointing, Plan, StrategyName, accumulation_steps
+from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName, accumulation_steps
 from strategies.registry import STRATEGIES
 from strategies.units import ceil_div
 
@@ -25,6 +25,10 @@ class FixedParts:
     strategy: StrategyName | None = None
     activation_checkpointing: ActivationCheckpointing | None = None
     micro_batch_size: int | None = None
+    checkpoint_every: int = 1
+    reshard_after_forward: bool = True
+    offload_optimizer: OffloadDevice = OffloadDevice.NONE
+    offload_param: OffloadDevice = OffloadDevice.NONE
 
 
 def candidates(spec: ModelSpec, *, cluster: Cluster, job: Job, fixed: FixedParts) -> Iterator[Plan]:
@@ -45,6 +49,10 @@ def candidates(spec: ModelSpec, *, cluster: Cluster, job: Job, fixed: FixedParts
                     micro_batch_size=micro_batch_size,
                     gradient_accumulation_steps=job.global_batch_size // (micro_batch_size * cluster.gpus),
                     activation_checkpointing=checkpointing,
+                    checkpoint_every=fixed.checkpoint_every,
+                    reshard_after_forward=fixed.reshard_after_forward,
+                    offload_optimizer=fixed.offload_optimizer,
+                    offload_param=fixed.offload_param,
                     buckets=buckets,
                 )
 

@@ -51,11 +51,18 @@ MAX_SUGGESTED_GPUS = 16384
 
 
 def decide(
-    spec: ModelSpec, *, cluster: Cluster, job: Job, fixed: FixedParts | None = None, model: str | None = None
+    spec: ModelSpec,
+    *,
+    cluster: Cluster,
+    job: Job,
+    fixed: FixedParts | None = None,
+    model: str | None = None,
+    estimate: Callable[[Plan], Estimate] | None = None,
 ) -> Decision:
     """Return the decision for ``spec``: the chosen plan and why each simpler one was rejected.
 
-    ``model`` is what training will build the model from; the spec's name where it is None.
+    ``model`` is what training will build the model from; the spec's name where it is None. ``estimate``: how a plan's
+    bytes are found; the closed forms where it is None.
 
     Raises:
         ScalingError: the input contradicts itself, or nothing fits (NoPlanFitsError).
@@ -67,7 +74,7 @@ def decide(
             f"give --precision fp16 or fp32"
         )
     try:
-        selection = _select_on(spec, cluster=cluster, job=job, fixed=fixed)
+        selection = _select_on(spec, cluster=cluster, job=job, fixed=fixed, estimate=estimate)
     except NoPlanFitsError as error:
         raise NoPlanFitsError(f"{error}; {_more_gpus(spec, cluster=cluster, job=job, fixed=fixed)}") from error
     return Decision(
@@ -81,10 +88,17 @@ def decide(
     )
 
 
-def _select_on(spec: ModelSpec, *, cluster: Cluster, job: Job, fixed: FixedParts) -> Selection:
+def _select_on(
+    spec: ModelSpec,
+    *,
+    cluster: Cluster,
+    job: Job,
+    fixed: FixedParts,
+    estimate: Callable[[Plan], Estimate] | None = None,
+) -> Selection:
     return select(
         candidates(spec, cluster=cluster, job=job, fixed=fixed),
-        lambda plan: predict(spec, cluster=cluster, job=job, plan=plan),
+        estimate or (lambda plan: predict(spec, cluster=cluster, job=job, plan=plan)),
         usable_bytes=cluster.gpu.memory_bytes,
     )
 

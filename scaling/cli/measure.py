@@ -10,7 +10,8 @@ import typer
 from scaling.cli import options
 from strategies.cluster import CPU_NAME
 from strategies.errors import PlanError
-from strategies.job import Job, Precision
+from strategies.job import Attention, Job, LossImplementation, OptimizerName, Precision
+from strategies.plan import OffloadDevice
 from strategies.search import FixedParts
 
 
@@ -25,7 +26,14 @@ def measure(
     precision: options.PrecisionName = Precision.BF16,
     strategy: options.Strategy = None,
     activation_checkpointing: options.Checkpointing = None,
+    checkpoint_every: options.CheckpointEvery = 1,
     micro_batch_size: options.MicroBatchSize = None,
+    reshard_after_forward: options.Reshard = True,
+    offload_optimizer: options.OffloadOptimizer = OffloadDevice.NONE,
+    offload_param: options.OffloadParam = OffloadDevice.NONE,
+    optimizer: options.Optimizer = OptimizerName.ADAMW,
+    attention: options.AttentionKind = Attention.FLASH,
+    loss: options.Loss = LossImplementation.STANDARD,
     gpu_memory_gib: options.GpuMemoryGib = None,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps; states appear in the first.")] = 2,
     plot: options.Plot = None,
@@ -39,16 +47,30 @@ def measure(
     from strategies.serialize import to_json
 
     _check_together(trace=trace, simulate=simulate, gpu=gpu, plot=plot)
-    decision = options.decide_from_flags(
+    question = options.question_from_flags(
         model,
-        job=Job(seq_len=seq_len, global_batch_size=global_batch_size, precision=precision),
-        fixed=FixedParts(
-            strategy=strategy, activation_checkpointing=activation_checkpointing, micro_batch_size=micro_batch_size
+        job=Job(
+            seq_len=seq_len,
+            global_batch_size=global_batch_size,
+            precision=precision,
+            optimizer=optimizer,
+            attention=attention,
+            loss=loss,
         ),
         gpus=simulate or gpus,
         gpu=gpu,
         gpu_memory_gib=gpu_memory_gib,
     )
+    fixed = FixedParts(
+        strategy=strategy,
+        activation_checkpointing=activation_checkpointing,
+        checkpoint_every=checkpoint_every,
+        micro_batch_size=micro_batch_size,
+        reshard_after_forward=reshard_after_forward,
+        offload_optimizer=offload_optimizer,
+        offload_param=offload_param,
+    )
+    decision = options.decide_from_flags(question, fixed)
     if trace:
         measured = trace_plan(decision, num_steps=steps)
     else:

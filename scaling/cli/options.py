@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from strategies.decision import Decision
-from strategies.job import Job, Precision
-from strategies.plan import ActivationCheckpointing, StrategyName
+from strategies.estimate import Level
+from strategies.job import Attention, Job, LossImplementation, OptimizerName, Precision
+from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
 from strategies.search import FixedParts
+
+if TYPE_CHECKING:
+    from scaling.levels import Question
 
 Model = Annotated[str, typer.Argument(help="Preset, folder, config.json or Hugging Face hub id.")]
 SeqLen = Annotated[int, typer.Option(help="Tokens in one sample.")]
@@ -25,29 +29,36 @@ GradientClipping = Annotated[float, typer.Option(help="Largest global gradient n
 Strategy = Annotated[StrategyName | None, typer.Option(help="Take this strategy or refuse.")]
 Checkpointing = Annotated[ActivationCheckpointing | None, typer.Option(help="Take this setting or refuse.")]
 MicroBatchSize = Annotated[int | None, typer.Option(help="Take this micro batch or refuse.")]
+CheckpointEvery = Annotated[int, typer.Option(min=1, help="Checkpoint every k-th block only.")]
+Reshard = Annotated[bool, typer.Option(help="fsdp2: blocks give their gathered weights back after forward.")]
+OffloadOptimizer = Annotated[OffloadDevice, typer.Option(help="Where optimizer states rest.")]
+OffloadParam = Annotated[OffloadDevice, typer.Option(help="Where weights rest (zero3, fsdp2).")]
+Optimizer = Annotated[OptimizerName, typer.Option(help="Update rule.")]
+AttentionKind = Annotated[Attention, typer.Option(help="flash: fused; eager: quadratic in the sequence length.")]
+Loss = Annotated[LossImplementation, typer.Option(help="How logits become a loss.")]
+LevelName = Annotated[Level, typer.Option(help="instant: closed forms; traced: seconds; measured: real steps on CPU.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Plot = Annotated[Path | None, typer.Option(help="Write a picture of memory over time to this PNG file.")]
 
 
-def decide_from_flags(
+def question_from_flags(
     model: str,
     *,
     job: Job,
-    fixed: FixedParts,
     gpus: int | None,
     gpu: str,
     gpus_per_node: int | None = None,
     gpu_memory_gib: float | None = None,
     host_memory_gib: float | None = None,
-) -> Decision:
-    """Return the planner's decision for what the flags describe.
+) -> Question:
+    """Return what the flags describe: the model, the job and the cluster.
 
     Raises:
-        ScalingError: the flags contradict each other or nothing fits.
+        ScalingError: the model is not known or the flags contradict each other.
     """
     from scaling.detect import build_cluster
+    from scaling.levels import Question
     from strategies.load_model import model_spec, resolve_model
-    from strategies.select import decide
 
     cluster = build_cluster(
         gpu=gpu,
@@ -59,4 +70,23 @@ def decide_from_flags(
     resolved = resolve_model(model)
     # A path is stored whole: training may start in another folder, where the same name could be another model.
     reference = str(Path(model).expanduser().resolve()) if resolved.is_local else model
-    return decide(model_spec(resolved), cluster=cluster, job=job, fixed=fixed, model=reference)
+    return Question(model=reference, spec=model_spec(resolved), cluster=cluster, job=job)
+
+
+def decide_from_flags(question: Question, fixed: FixedParts, *, level: Level = Level.INSTANT) -> Decision:
+    """Return the planner's decision for what the flags describe.
+
+    Raises:
+        ScalingError: the flags contradict each other or nothing fits.
+    """
+    from scaling.levels import estimator
+    from strategies.select import decide
+
+    return decide(
+        question.spec,
+        cluster=question.cluster,
+        job=question.job,
+        fixed=fixed,
+        model=question.model,
+        estimate=estimator(level, question),
+    )

@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from scaling.cli import options
-from strategies.job import Job, Precision
+from strategies.estimate import Level
+from strategies.job import Attention, Job, LossImplementation, OptimizerName, Precision
+from strategies.plan import OffloadDevice
 from strategies.search import FixedParts
 
 
@@ -23,9 +25,17 @@ def plan(
     host_memory_gib: options.HostMemoryGib = None,
     precision: options.PrecisionName = Precision.BF16,
     gradient_clipping: options.GradientClipping = 1.0,
+    optimizer: options.Optimizer = OptimizerName.ADAMW,
+    attention: options.AttentionKind = Attention.FLASH,
+    loss: options.Loss = LossImplementation.STANDARD,
     strategy: options.Strategy = None,
     activation_checkpointing: options.Checkpointing = None,
+    checkpoint_every: options.CheckpointEvery = 1,
     micro_batch_size: options.MicroBatchSize = None,
+    reshard_after_forward: options.Reshard = True,
+    offload_optimizer: options.OffloadOptimizer = OffloadDevice.NONE,
+    offload_param: options.OffloadParam = OffloadDevice.NONE,
+    level: options.LevelName = Level.INSTANT,
     out: Annotated[Path | None, typer.Option(help="Folder for plan.json and the launcher files.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another plan in --out.")] = False,
     json: options.AsJson = False,
@@ -37,23 +47,34 @@ def plan(
     from strategies.emit.files import write_plan
     from strategies.serialize import to_json
 
-    decision = options.decide_from_flags(
+    job = Job(
+        seq_len=seq_len,
+        global_batch_size=global_batch_size,
+        precision=precision,
+        gradient_clipping=gradient_clipping,
+        optimizer=optimizer,
+        attention=attention,
+        loss=loss,
+    )
+    question = options.question_from_flags(
         model,
-        job=Job(
-            seq_len=seq_len,
-            global_batch_size=global_batch_size,
-            precision=precision,
-            gradient_clipping=gradient_clipping,
-        ),
-        fixed=FixedParts(
-            strategy=strategy, activation_checkpointing=activation_checkpointing, micro_batch_size=micro_batch_size
-        ),
+        job=job,
         gpus=gpus,
         gpu=gpu,
         gpus_per_node=gpus_per_node,
         gpu_memory_gib=gpu_memory_gib,
         host_memory_gib=host_memory_gib,
     )
+    fixed = FixedParts(
+        strategy=strategy,
+        activation_checkpointing=activation_checkpointing,
+        checkpoint_every=checkpoint_every,
+        micro_batch_size=micro_batch_size,
+        reshard_after_forward=reshard_after_forward,
+        offload_optimizer=offload_optimizer,
+        offload_param=offload_param,
+    )
+    decision = options.decide_from_flags(question, fixed, level=level)
     out = out.expanduser() if out else None
     written = write_plan(decision, folder=out, overwrite=overwrite) if out else []
     if json:

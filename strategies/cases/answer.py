@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strategies.cases.case import Case, read_case
+from strategies.cluster import Cluster
 from strategies.decision import Candidate
 from strategies.errors import ScalingError
 from strategies.estimate import Estimate
@@ -45,19 +46,19 @@ def answer_line(line: str, *, number: int) -> str:
     """Return the JSON that answers line ``number`` of a file of cases: an estimate, or what is wrong with the case."""
     try:
         case = read_case(line, number=number)
-        return json.dumps(dataclasses.asdict(_answer(case)))
+        return json.dumps(dataclasses.asdict(answer(_chosen(case), cluster=case.cluster, id=case.id)))
     except ScalingError as error:
         return json.dumps({"id": _id_of(line), "error": str(error)})
 
 
-def _answer(case: Case) -> Answer:
-    chosen = _chosen(case)
-    estimate, peak = chosen.estimate, chosen.estimate.memory.peak
+def answer(candidate: Candidate, *, cluster: Cluster, id: str | int) -> Answer:
+    """Return what is told about a plan with its estimate."""
+    estimate, peak = candidate.estimate, candidate.estimate.memory.peak
     return Answer(
-        id=case.id,
+        id=id,
         level=estimate.level,
-        fits=estimate.device_bytes <= case.cluster.gpu.memory_bytes,
-        plan=dataclasses.asdict(chosen.plan),
+        fits=estimate.device_bytes <= cluster.gpu.memory_bytes,
+        plan=dataclasses.asdict(candidate.plan),
         peak_allocated_gib=_gib(estimate.peak_allocated_bytes),
         peak_reserved_gib=_gib(estimate.peak_reserved_bytes),
         context_gib=_gib(estimate.context_bytes),
