@@ -159,3 +159,46 @@ def test_planning_imports_no_framework() -> None:
     finished = subprocess.run(command, capture_output=True, text=True, check=True)
     assert finished.stdout.splitlines()[-1] == "[]"
     assert "405,853,388,800 parameters" in finished.stdout  # the published count of Llama-3.1-405B
+
+
+def test_estimate_answers_cases_in_order(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    good = {
+        "id": 1,
+        "model": "llama-demo",
+        "cluster": {"gpu": "cpu", "gpus": 2, "gpu_memory_gib": 1},
+        "job": {"seq_len": 64, "global_batch_size": 4},
+        "plan": {"strategy": "zero2", "micro_batch_size": 1},
+    }
+    lines = [json.dumps(good), "no json", "", json.dumps(good | {"id": 2})]
+    (tmp_path / "cases.jsonl").write_text("\n".join(lines))
+    cli.app(["estimate", "--cases", str(tmp_path / "cases.jsonl"), "--json"], standalone_mode=False)
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [answer["id"] for answer in answers] == [1, None, 2]
+    assert answers[0]["peak_allocated_gib"] == answers[2]["peak_allocated_gib"] > 0
+
+
+def test_estimate_of_one_plan_equals_its_case(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["estimate", "llama-demo", "--gpu", "cpu", "--gpus", "2", "--seq-len", "64", "--strategy", "zero2"]
+    cli.app([*words, "--gpu-memory-gib", "1", "--json"], standalone_mode=False)
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["plan"]["strategy"] == "zero2"
+    assert answer["fits"] is True
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["estimate"], "give a model and --seq-len, or --cases FILE"),
+        (["estimate", "llama-demo", "--cases", "x.jsonl"], "the cases name their models"),
+        (["estimate", "--cases", "no/such.jsonl"], "cannot read no/such.jsonl"),
+        (
+            ["estimate", "llama-demo", "--seq-len", "8", "--gpu", "T4", "--gpus", "2", "--level", "measured"],
+            "--gpu cpu",
+        ),
+    ],
+)
+def test_estimate_refuses(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, words) == 2
+    assert message in capsys.readouterr().err
