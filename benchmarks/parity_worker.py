@@ -71,7 +71,11 @@ def main(setting_path: Path, out: Path) -> None:
 
 def run(strategy: StrategyName, setting: Setting, samples: Samples) -> Trajectory:
     """Return the trajectory under one strategy, with the planner's own buckets."""
-    decision = plan(strategy, setting, num_ranks=dist.get_world_size())
+    return train(plan(strategy, setting, num_ranks=dist.get_world_size()), setting, samples)
+
+
+def train(decision: Decision, setting: Setting, samples: Samples) -> Trajectory:
+    """Return the trajectory of this rank under ``decision``."""
     config = build_config(resolve_model(setting.model))
     engine = build_engine(
         build_model(config, InitialWeights(folder=None), decision=decision, seed=setting.seed),

@@ -19,8 +19,8 @@ from strategies.estimate import Level
 from strategies.job import Attention, LossImplementation, OptimizerName, Precision
 from strategies.memory.predict import predict
 from strategies.model_spec import ModelSpec
-from strategies.plan import OffloadDevice, accumulation_steps
-from strategies.search import SEARCHED_CHECKPOINTING, SEARCHED_STRATEGIES
+from strategies.plan import OffloadDevice, StrategyName, accumulation_steps
+from strategies.search import SEARCHED_CHECKPOINTING
 from strategies.units import format_bytes
 
 ACCELERATE_CONFIG = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
@@ -62,8 +62,8 @@ def check_estimate(decision: Decision, spec: ModelSpec) -> None:
         raise PlanError(f"the plan's estimate has peak_allocated_bytes={written}, which must be above zero; plan again")
     try:
         computed = predict(spec, cluster=decision.cluster, job=decision.job, plan=decision.plan).peak_allocated_bytes
-    except SpecError:
-        return  # a family without closed forms: only the level that made the estimate could repeat it
+    except (SpecError, PlanError):
+        return  # a family or setting without closed forms: only the level that made the estimate could repeat it
     if decision.estimate.level is Level.INSTANT and abs(computed - written) > ESTIMATE_TOLERANCE * written:
         logger.warning(
             "the plan's estimate says a peak of %s, but its settings give %s (%d and %d bytes): it was edited or made "
@@ -129,8 +129,7 @@ def require_trainable(decision: Decision) -> None:
     """
     job, plan = decision.job, decision.plan
     for name, value, runs in (
-        ("strategy", plan.strategy, tuple(SEARCHED_STRATEGIES)),
-        ("precision", job.precision, (Precision.FP32, Precision.BF16)),
+        ("precision", job.precision, _precisions(plan.strategy)),
         ("activation_checkpointing", plan.activation_checkpointing, tuple(SEARCHED_CHECKPOINTING)),
         ("checkpoint_every", plan.checkpoint_every, (1,)),
         ("offload_optimizer", plan.offload_optimizer, (OffloadDevice.NONE,)),
@@ -144,6 +143,12 @@ def require_trainable(decision: Decision) -> None:
             raise EngineError(
                 f"{name}={value} cannot be trained yet, only planned; plan again with {' or '.join(map(str, runs))}"
             )
+
+
+def _precisions(strategy: StrategyName) -> tuple[Precision, ...]:
+    """Return what the strategy's engine trains in."""
+    both = (Precision.FP32, Precision.BF16)
+    return (*both, Precision.BF16_AUTOCAST, Precision.BF16_PURE) if strategy is StrategyName.FSDP2 else both
 
 
 def _check_installed(decision: Decision) -> None:

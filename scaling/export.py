@@ -23,15 +23,18 @@ def gather_state(engine: Engine) -> dict[str, torch.Tensor] | None:
     Every rank must call this. A tensor at a time is gathered, so only rank 0's host memory holds the whole.
     """
     is_main = engine.rank == 0
-    whole: dict[int, torch.Tensor] = {}
-    parameters = dict(engine.model.named_parameters())
+    whole: dict[str, torch.Tensor] = {}
     for name, tensor in engine.gathered_parameters():
         if is_main:
-            whole[id(parameters[name])] = tensor.detach().to("cpu", copy=True)
+            whole[name] = tensor.detach().to("cpu", copy=True)
     if not is_main:
         return None
+    first_names = {id(parameter): name for name, parameter in engine.model.named_parameters()}
     live = engine.model.state_dict(keep_vars=True)  # parameters as such, also the second name of a tied one; buffers
-    return {name: whole.get(id(tensor), tensor.detach().cpu()) for name, tensor in live.items()}
+    return {
+        name: whole[first_names[id(tensor)]] if id(tensor) in first_names else tensor.detach().cpu()
+        for name, tensor in live.items()
+    }
 
 
 def export_model(model: Any, state: dict[str, torch.Tensor], tokenizer: Any, *, folder: Path) -> None:

@@ -19,7 +19,13 @@ from strategies.job import Precision
 from strategies.load_model import ResolvedModel
 from strategies.plan import ActivationCheckpointing
 
-DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
+DTYPES = {
+    Precision.FP32: torch.float32,
+    Precision.BF16: torch.bfloat16,
+    Precision.BF16_AUTOCAST: torch.float32,
+    Precision.BF16_PURE: torch.bfloat16,
+}
+"""Of the weights as they are built."""
 WEIGHT_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",

@@ -8,16 +8,18 @@ from torch import nn
 from scaling.engines.base import Engine
 from scaling.engines.ddp import DdpEngine
 from scaling.engines.deepspeed import DeepSpeedEngine
+from scaling.engines.fsdp2 import Fsdp2Engine
 from scaling.engines.optimizer import OptimizerSettings
 from scaling.meter import PhaseMeter
 from strategies.decision import Decision
 from strategies.plan import StrategyName
 
-ENGINES: dict[StrategyName, type[DdpEngine] | type[DeepSpeedEngine]] = {
+ENGINES: dict[StrategyName, type[DdpEngine] | type[DeepSpeedEngine] | type[Fsdp2Engine]] = {
     StrategyName.DDP: DdpEngine,
     StrategyName.ZERO1: DeepSpeedEngine,
     StrategyName.ZERO2: DeepSpeedEngine,
     StrategyName.ZERO3: DeepSpeedEngine,
+    StrategyName.FSDP2: Fsdp2Engine,
 }
 
 

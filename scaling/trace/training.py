@@ -19,10 +19,12 @@ from scaling.trace.patching import patched
 from scaling.trace.ranks.answers import FiniteGradients
 from scaling.trace.ranks.ddp import Ddp
 from scaling.trace.ranks.deepspeed import Zero, bookkeeping_owners
+from scaling.trace.ranks.fsdp2 import Fsdp2
 from scaling.trace.recorder import Recorder
 from strategies.emit.deepspeed import deepspeed_config
 from strategies.estimate import Phase
 from strategies.load_model import resolve_model
+from strategies.plan import StrategyName
 
 if TYPE_CHECKING:
     from scaling.batch import Batch
@@ -49,7 +51,7 @@ def trace_training(decision: Decision, *, num_steps: int = 2) -> TraceLog:
         model = build_model(config, InitialWeights(folder=None), decision=decision, seed=0)
     spec, batch = _environment_of(decision), _batch(decision)
     place = Place.DEVICE if emulated == "cpu" else spec.parameters_place(model)
-    with explained(model), emulated_device(emulated), spec.environment(recorder), _unverified_shapes():
+    with explained(model), emulated_device(emulated), spec.environment(recorder), _meta_as_device():
         with _inside_log(recorder):
             recorder.claim(Owned(Cause.PARAMETERS, parameter, place) for parameter in model.parameters())
             kept = rehearse(
@@ -110,7 +112,9 @@ def _environment_of(decision: Decision) -> EngineSpec:
     """Return the spec whose environment the plan's engine needs; its engine is not made."""
     world_size = decision.cluster.gpus
     config = deepspeed_config(decision)
-    return Ddp(world_size=world_size) if config is None else Zero(world_size=world_size, config=config)
+    if config is not None:
+        return Zero(world_size=world_size, config=config)
+    return Fsdp2(world_size=world_size) if decision.plan.strategy is StrategyName.FSDP2 else Ddp(world_size=world_size)
 
 
 @contextmanager
@@ -120,11 +124,14 @@ def _inside_log(recorder: Recorder) -> Iterator[None]:
 
 
 @contextmanager
-def _unverified_shapes() -> Iterator[None]:
-    """Leave out DDP's comparison of shapes over ranks, which needs data."""
+def _meta_as_device() -> Iterator[None]:
+    """Leave out DDP's comparison of shapes over ranks, which needs data, and let FSDP2's mesh be one of CPUs."""
+    from torch.distributed import device_mesh
     from torch.nn.parallel import distributed
 
+    make_mesh = device_mesh.init_device_mesh
     with ExitStack() as stack:
         name = "_verify_param_shape_across_processes"
         stack.enter_context(patched(distributed, name, lambda *_, **__: True))
+        stack.enter_context(patched(device_mesh, "init_device_mesh", lambda _, shape: make_mesh("cpu", shape)))
         yield

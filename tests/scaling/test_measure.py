@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scaling.measure import MeasuredPlan, Method, measure_plan, trace_plan
@@ -21,6 +23,12 @@ CPU = Gpu(name=CPU_NAME, memory_bytes=4 * GIB)
 
 def decision_for(strategy: StrategyName, *, checkpointing: ActivationCheckpointing, gpus: int = 2) -> Decision:
     return demo_decision(strategy, checkpointing=checkpointing, gpu=CPU, gpus=gpus, seq_len=64)
+
+
+def fsdp2_decision(*, gpus: int, reshard_after_forward: bool = True) -> Decision:
+    planned = decision_for(StrategyName.DDP, checkpointing=ActivationCheckpointing.NONE, gpus=gpus)
+    plan = replace(planned.plan, strategy=StrategyName.FSDP2, reshard_after_forward=reshard_after_forward)
+    return replace(planned, plan=plan)
 
 
 def totals(result: MeasuredPlan) -> dict[Phase, int]:
@@ -69,6 +77,34 @@ def test_traced_rank_holds_what_a_simulated_rank_holds(strategy: StrategyName) -
     traced = trace_plan(decision, num_steps=2)
     simulated = measure_plan(decision, num_steps=2, method=Method.SIMULATED)
     assert totals(traced) == totals(simulated)
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_simulated_fsdp2_rank_holds_what_a_real_rank_holds() -> None:
+    decision = fsdp2_decision(gpus=2)
+    real = measure_plan(decision, num_steps=2, method=Method.REAL)
+    simulated = measure_plan(decision, num_steps=2, method=Method.SIMULATED)
+    assert totals(simulated) == totals(real)
+    # Rajbhandari et al. 2020, arXiv:1910.02054, section 3.1: 16 bytes a parameter over the ranks, and nothing else in
+    # the step: gradients are clipped as shards, one number goes over the wire.
+    causes = {phase.phase: phase.causes for phase in real.measured.phases}[Phase.OPTIMIZER_STEP]
+    assert causes.total_bytes == pytest.approx(16 * decision.num_params / 2, rel=1e-3)
+    assert causes.communication_buckets <= 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reshard_after_forward", [True, False])
+def test_traced_fsdp2_rank_holds_what_a_simulated_rank_holds(reshard_after_forward: bool) -> None:
+    decision = fsdp2_decision(gpus=8, reshard_after_forward=reshard_after_forward)
+    traced = trace_plan(decision, num_steps=2)
+    simulated = measure_plan(decision, num_steps=2, method=Method.SIMULATED)
+    assert totals(traced) == totals(simulated)
+    gathered = {phase.phase: phase.causes for phase in simulated.measured.phases}[Phase.FORWARD].gathered_parameters
+    if reshard_after_forward:
+        assert gathered < decision.num_params
+    else:
+        assert gathered == 2 * decision.num_params  # bf16, whole; 8 ranks divide every tensor of this model
 
 
 @pytest.mark.deepspeed

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, cast, final
 
 import torch
@@ -13,14 +14,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
+from scaling.collectives import completed_collectives
 from scaling.ownership import Cause, Owned, fsdp2_owners
+from scaling.recompute import repeated_blocks
 from scaling.trace.engine import EngineSpec, LossFunction, OptimizerFactory, TraceEngine, adamw, update
 from scaling.trace.errors import TraceError
 from scaling.trace.patching import patched
+from scaling.trace.ranks.collectives import CollectivesWithoutData
 from scaling.trace.ranks.group import rank_0_of
 from scaling.trace.ranks.sharding_propagation import unlogged_sharding_propagation
 from scaling.trace.ranks.streams import StreamTracker
-from scaling.trace.recompute import repeated_blocks
 from scaling.trace.recorder import Recorder
 
 _REDUCE_SCATTER_STREAM = 3
@@ -60,9 +63,13 @@ class Fsdp2(EngineSpec):
 
     @contextmanager
     def environment(self, recorder: Recorder) -> Iterator[None]:
-        without_data = _meta_devices(StreamTracker(recorder)) if recorder.device == "meta" else nullcontext()
-        with rank_0_of(self.world_size), unlogged_sharding_propagation(), without_data:
+        with rank_0_of(self.world_size), unlogged_sharding_propagation(), self._communication(recorder):
             yield
+
+    def _communication(self, recorder: Recorder) -> AbstractContextManager[None]:
+        if recorder.device != "meta":
+            return completed_collectives(settle_s=0)
+        return _without_data(recorder, input_on_own_stream=self.reduce_scatter_input_on_own_stream)
 
     def build(self, module: nn.Module, recorder: Recorder) -> TraceEngine:
         blocks = list(self.blocks(module))
@@ -76,11 +83,6 @@ class Fsdp2(EngineSpec):
             keeps = block is blocks[-1] if self.reshard_after_forward is None else not self.reshard_after_forward
             fully_shard(block, reshard_after_forward=not keeps, **settings)
         fully_shard(module, **settings)
-        if recorder.device == "meta":
-            for child in [*blocks, module]:
-                sharded = cast(FSDPModule, child)
-                sharded.set_custom_all_gather(_NoAllGather(recorder))
-                sharded.set_custom_reduce_scatter(_NoReduceScatter(recorder, self.reduce_scatter_input_on_own_stream))
         return _Fsdp2Engine(module, self)
 
 
@@ -137,15 +139,20 @@ class _NoReduceScatter(ReduceScatter):
 
 
 @contextmanager
-def _meta_devices(tracker: StreamTracker) -> Iterator[None]:
-    """Let FSDP2 take meta tensors for those of a GPU, with streams that are only counted."""
+def _without_data(recorder: Recorder, *, input_on_own_stream: bool) -> Iterator[None]:
+    """Let FSDP2 take meta tensors for those of a GPU, with streams that are only counted and no communication."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param_group, _fsdp_state
     from torch.distributed.fsdp._fully_shard import _fully_shard as api
 
+    tracker = StreamTracker(recorder)
     with ExitStack() as stack:
         for module in (_fsdp_collectives, _fsdp_param_group, _fsdp_state):
             stack.enter_context(patched(module, "_get_device_handle", lambda _: tracker))
         stack.enter_context(patched(api, "_get_device_from_mesh", lambda _: torch.device("meta")))
-        group = _fsdp_param_group.FSDPParamGroup
-        stack.enter_context(patched(group, "_validate_no_meta_params", lambda _: None))
+        group = _fsdp_param_group
+        stack.enter_context(patched(group.FSDPParamGroup, "_validate_no_meta_params", lambda _: None))
+        stack.enter_context(patched(group, "DefaultAllGather", lambda: _NoAllGather(recorder)))
+        reduction = partial(_NoReduceScatter, recorder, input_on_own_stream)
+        stack.enter_context(patched(group, "DefaultReduceScatter", reduction))
+        stack.enter_context(CollectivesWithoutData())
         yield

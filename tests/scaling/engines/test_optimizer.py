@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from scaling.engines.ddp import clip_factor, global_norm
+from scaling.engines.gradient_norm import clip_factor, global_norm
 from scaling.engines.optimizer import OptimizerSettings, make_adamw, split_by_decay
 from scaling.storage_log import StorageLog
 

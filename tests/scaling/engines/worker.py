@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 import scaling.engines.ddp
 import scaling.engines.deepspeed
+import scaling.engines.fsdp2
 from scaling.batch import weightless
 from scaling.engines.base import Engine
 from scaling.engines.build import build_engine
@@ -30,7 +31,7 @@ from strategies.job import Precision
 from tests.scaling.decisions import toy_decision
 from tests.scaling.engines.toy import LN_2, Gradient, Tokens, Toy
 
-STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
 MicroBatch = Sequence[Gradient]
 Window = Sequence[MicroBatch]
 
@@ -174,6 +175,7 @@ def make_engine(
 
 
 ADAMW = scaling.engines.ddp.make_adamw
+ENGINE_MODULES: tuple[Any, ...] = (scaling.engines.ddp, scaling.engines.deepspeed, scaling.engines.fsdp2)
 
 
 def with_sgd() -> None:
@@ -182,11 +184,13 @@ def with_sgd() -> None:
     def make_sgd(decayed: Any, undecayed: Any, settings: OptimizerSettings) -> Any:
         return torch.optim.SGD([{"params": decayed}, {"params": undecayed}], lr=0.0)
 
-    scaling.engines.ddp.make_adamw = scaling.engines.deepspeed.make_adamw = make_sgd  # type: ignore[assignment]
+    for module in ENGINE_MODULES:
+        module.make_adamw = make_sgd
 
 
 def with_adamw() -> None:
-    scaling.engines.ddp.make_adamw = scaling.engines.deepspeed.make_adamw = ADAMW
+    for module in ENGINE_MODULES:
+        module.make_adamw = ADAMW
 
 
 if __name__ == "__main__":

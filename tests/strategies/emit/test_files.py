@@ -78,6 +78,20 @@ def test_accelerate_reads_the_yaml(tmp_path: Path, strategy: StrategyName, name:
         assert json.loads(Path(named).read_text())["zero_optimization"]["stage"] == 3
 
 
+def test_fsdp2_is_launched_as_plain_processes(tmp_path: Path) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    planned = decision_for(StrategyName.DDP)
+    decision = replace(planned, plan=replace(planned.plan, strategy=StrategyName.FSDP2))
+    written = {path.name for path in write_plan(decision, folder=tmp_path)}
+    config = load_config_from_file(str(tmp_path / "accelerate.yaml"))
+    # The engine shards by itself: accelerate's own FSDP would do it a second time.
+    assert config.distributed_type == "MULTI_GPU"
+    assert not config.fsdp_config
+    assert "deepspeed.json" not in written
+    assert {command.launcher for command in launch_commands(decision, folder=tmp_path)} >= {"accelerate", "torchrun"}
+
+
 def test_launch_commands_name_the_module_and_split_back_into_words(tmp_path: Path) -> None:
     folder = tmp_path / "a folder"
     lines = {c.launcher: shlex.split(c.line) for c in launch_commands(decision_for(StrategyName.ZERO2), folder=folder)}

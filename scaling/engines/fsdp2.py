@@ -1,0 +1,145 @@
+"""FSDP2: every rank keeps a shard of each parameter, of its gradient and of its optimizer states.
+
+torch's ``fully_shard`` (2.13), block by block: a block's weights are gathered when it runs, forward and backward, and
+its gradients are reduced and cut into shards as soon as its backward ends, after every micro batch. No whole gradient
+outlives its block; keeping whole ones over a window would save communication and hold the model's size again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, cast, final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import device_mesh
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from scaling.engines.base import Engine
+from scaling.engines.gradient_norm import clip_factor, norm_in_fp64
+from scaling.engines.optimizer import OptimizerSettings, make_adamw, split_by_decay
+from scaling.meter import PhaseMeter
+from scaling.ownership import Owned, fsdp2_owners
+from scaling.recompute import repeated_blocks
+from strategies.decision import Decision
+from strategies.job import Precision
+
+GATHERED_IN_16_BITS: Final = {Precision.BF16: torch.bfloat16, Precision.BF16_AUTOCAST: torch.bfloat16}
+"""Format of gathered weights and of the computation over fp32 shards; gradients are reduced in fp32."""
+
+
+# torch 2.13 renames it; older versions know only the second name.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+@final
+class Fsdp2Engine(Engine):
+    """A model under `fully_shard`. 16-bit precisions with fp32 masters keep the masters only, as shards."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        decision: Decision,
+        settings: OptimizerSettings,
+        device: torch.device,
+        meter: PhaseMeter,
+    ) -> None:
+        super().__init__(model, device=device, meter=meter)
+        self._max_norm = decision.job.gradient_clipping
+        # What the forward pass computes with is what a 16-bit model is saved as; under autocast the weights are fp32.
+        self._saved_format = torch.bfloat16 if decision.job.precision is Precision.BF16 else None
+        _shard(model, decision, device_mesh.init_device_mesh(device.type, (self.data_parallel_size,)))
+        self._parameters = [cast(DTensor, each) for each in model.parameters() if each.requires_grad]
+        self._optimizer = make_adamw(*split_by_decay(model), settings)
+
+    def accumulate(self, *, is_last: bool) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+
+    def gathered_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for module in self.model.modules():  # an evaluation leaves weights gathered, in the shards' place
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        for name, parameter in self.model.named_parameters():
+            yield name, self._whole(cast(DTensor, parameter))
+
+    def owners(self) -> Iterable[Owned]:
+        return fsdp2_owners(self.model, self._optimizer)
+
+    def close(self) -> None:
+        """Nothing to give back: the framework holds nothing but what hangs on the model."""
+
+    def _forward(self, input_ids: torch.Tensor) -> Any:
+        return self.model(input_ids=input_ids)
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def _optimizer_step(self) -> torch.Tensor:
+        shards = self._gradient_shards()
+        norm = self._norm_over_ranks(shards)
+        if self._max_norm:
+            torch._foreach_mul_(shards, clip_factor(norm, max_norm=self._max_norm))
+        self._optimizer.step()
+        # Dropped, not zeroed: between steps no gradient exists, and the first reduction of a window brings its own.
+        self._optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _gradient_shards(self) -> list[torch.Tensor]:
+        """Return this rank's part of every gradient; one that took no part on any rank has zeros, as under ZeRO."""
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        # The local tensors, since the norm of a DTensor would gather or reduce one parameter at a time.
+        return [cast(DTensor, parameter.grad).to_local() for parameter in self._parameters]
+
+    def _norm_over_ranks(self, shards: list[torch.Tensor]) -> torch.Tensor:
+        """Return the 2-norm of the whole gradient, summed in fp64: one collective of one number."""
+        squared = norm_in_fp64(shards).square()
+        dist.all_reduce(squared)
+        return squared.sqrt().float()
+
+    @torch.no_grad()
+    def _whole(self, parameter: DTensor) -> torch.Tensor:
+        """Return the whole tensor; only the last of the shards that have anything is shorter than the others."""
+        shard = parameter.to_local()
+        if self._saved_format is not None:
+            shard = shard.to(self._saved_format)
+        num_rows, *row = parameter.shape
+        rows_per_rank = -(-num_rows // self.data_parallel_size)
+        if len(shard) < rows_per_rank:
+            shard = torch.cat([shard, shard.new_zeros((rows_per_rank - len(shard), *row))])
+        gathered = shard.new_empty((rows_per_rank * self.data_parallel_size, *row))
+        _all_gather(gathered, shard.contiguous())
+        return gathered[:num_rows]
+
+
+def _shard(model: nn.Module, decision: Decision, mesh: DeviceMesh) -> None:
+    """Shard block after block and then the rest, which is gathered as one and kept from forward to backward."""
+    compute = GATHERED_IN_16_BITS.get(decision.job.precision)
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32 if compute else None)
+    for block in repeated_blocks(model):
+        _widen(block, decision.job.precision)
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=decision.plan.reshard_after_forward)
+    _widen(model, decision.job.precision)
+    root = fully_shard(model, mesh=mesh, mp_policy=policy)
+    # A parameter without a gradient on one rank may have one on another, and all must reduce the same tensors.
+    root.set_reduce_scatter_unused_params(True)
+
+
+def _widen(module: nn.Module, precision: Precision) -> None:
+    """Turn 16-bit weights into the fp32 masters that are sharded, a tensor at a time."""
+    if not precision.has_master_weights:
+        return
+    for parameter in module.parameters():
+        if parameter.dtype.itemsize < torch.float32.itemsize:
+            parameter.data = parameter.data.float()

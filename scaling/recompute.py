@@ -1,0 +1,70 @@
+"""Activation checkpointing block by block: which blocks, and what selective checkpointing keeps of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+aten = torch.ops.aten
+
+KEPT_OPS = frozenset(
+    {
+        aten.mm.default,
+        aten.bmm.default,
+        aten.addmm.default,
+        aten.baddbmm.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+    }
+)
+"""Whose outputs selective checkpointing keeps: what is expensive to compute again."""
+
+
+def selective_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return the contexts of forward and of the recomputation that keep the outputs of `KEPT_OPS`."""
+    contexts: Any = create_selective_checkpoint_contexts
+    forward, recomputation = contexts(_keep_expensive)
+    return forward, recomputation
+
+
+def _keep_expensive(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in KEPT_OPS else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def checkpoint_library_blocks(model: Any, *, selective: bool, every: int) -> None:
+    """Make blocks 0, ``every``, 2 * ``every``, ... of a transformers model drop their activations.
+
+    Raises:
+        ValueError: from transformers, where the model does not support it.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    # transformers 5.24 renamed the method; the old name works until version 6.
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+    enable(checkpoint_settings(selective=selective))
+    layers = [child for child in model.modules() if isinstance(child, GradientCheckpointingLayer)]
+    for index, layer in enumerate(layers):
+        if index % every:
+            layer.gradient_checkpointing = False
+
+
+def checkpoint_settings(*, selective: bool) -> dict[str, Any]:
+    """Return the keyword arguments of ``torch.utils.checkpoint.checkpoint``."""
+    settings: dict[str, Any] = {"use_reentrant": False}
+    return settings | {"context_fn": selective_contexts} if selective else settings
+
+
+def repeated_blocks(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yield the outermost repeated blocks: members of lists of two or more modules of one class."""
+    for child in module.children():
+        members = list(child.children())
+        is_list = isinstance(child, (torch.nn.ModuleList, torch.nn.Sequential))
+        if is_list and len(members) > 1 and len({type(member) for member in members}) == 1:
+            yield from members
+        else:
+            yield from repeated_blocks(child)

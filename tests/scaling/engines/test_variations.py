@@ -1,0 +1,84 @@
+"""Engines and settings that the planner does not search, on two ranks, against plain PyTorch on the whole batch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.parity import largest_relative_difference
+from benchmarks.parity_worker import Setting, reference
+from benchmarks.plain_loop import Trajectory
+from strategies.decision import Decision
+from strategies.emit.files import PLAN_FILE, write_plan
+from strategies.job import Precision
+from strategies.serialize import read_json
+from tests.scaling.decisions import TINY_LLAMA, plan_tiny
+from tests.scaling.engines.variations import FSDP2, VARIATIONS, trajectories
+from tests.scaling.launching import BIN, succeed
+from tests.scaling.test_parity import TIED_GPT2
+
+pytestmark = [pytest.mark.distributed, pytest.mark.deepspeed, pytest.mark.slow]
+
+EXACT = [name for name in VARIATIONS if "bf16" not in name]
+SIXTEEN_BITS = [name for name in VARIATIONS if "bf16" in name]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What every variation went through, and plain PyTorch in fp32."""
+
+    plain: Trajectory
+    found: dict[str, Trajectory]
+
+
+@pytest.fixture(scope="module", params=[TINY_LLAMA, TIED_GPT2], ids=["llama", "gpt2-tied"])
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    config: dict[str, Any] = request.param
+    model = tmp_path_factory.mktemp("variations") / "config.json"
+    model.write_text(json.dumps(config))
+    setting = Setting(model=str(model), seq_len=64, global_batch_size=8, micro_batch_size=2, num_steps=8)
+    return Runs(plain=reference(setting), found=trajectories(setting, list(VARIATIONS)))
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_fp32_reproduces_plain_pytorch(runs: Runs, name: str) -> None:
+    found = runs.found[name]
+    assert largest_relative_difference(found.losses, runs.plain.losses) < 1e-6
+    assert largest_relative_difference(found.norms, runs.plain.norms) < 1e-6
+    # AdamW amplifies the order of summation where a gradient is near zero.
+    assert float((found.parameters - runs.plain.parameters).abs().max()) < 2e-4
+
+
+@pytest.mark.parametrize("name", SIXTEEN_BITS)
+def test_16_bits_follow_fp32(runs: Runs, name: str) -> None:
+    # bf16 has 8 bits of precision: 2**-8 = 0.4 % a rounding; the loss is a mean over hundreds of tokens.
+    assert largest_relative_difference(runs.found[name].losses, runs.plain.losses) < 0.01
+
+
+def test_training_went_somewhere(runs: Runs) -> None:
+    # Equal losses of a model that does not move would prove nothing.
+    assert all(found.losses[-1] < 0.95 * found.losses[0] for found in runs.found.values())
+
+
+def test_every_variation_starts_from_the_same_weights(runs: Runs) -> None:
+    firsts = torch.tensor([found.losses[0] for found in runs.found.values()])
+    assert float((firsts - runs.plain.losses[0]).abs().max()) < 0.01 * runs.plain.losses[0]
+
+
+def test_an_fsdp2_run_is_exported_as_it_was_trained(tmp_path: Path) -> None:
+    """The export is opened and compared with the gathered weights before it appears."""
+    from transformers import AutoModelForCausalLM
+
+    decision = read_json(Decision, plan_tiny(tmp_path / "ddp", "ddp", world_size=2, precision=Precision.BF16))
+    write_plan(FSDP2.of(decision), folder=tmp_path / "plan")
+    launcher = [str(BIN / "accelerate"), "launch", "--config_file", str(tmp_path / "plan" / "accelerate.yaml")]
+    plan = ["--main_process_port", "0", "-m", "scaling.train", "--plan", str(tmp_path / "plan" / PLAN_FILE)]
+    data = ["--data", "builtin:python", "--tokenizer", "bytes", "--steps", "3", "--out", str(tmp_path / "run")]
+    succeed([*launcher, *plan, *data])
+    exported = next(path.parent for path in (tmp_path / "run").rglob("model.safetensors"))
+    assert AutoModelForCausalLM.from_pretrained(exported, dtype="auto").num_parameters() == decision.num_params

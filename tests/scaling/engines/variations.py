@@ -1,0 +1,110 @@
+"""Ways to train that the planner does not search, each on real ranks beside plain PyTorch. Rank 0 stores trajectories.
+
+python -m tests.scaling.engines.variations SETTING.json NAMES OUT.pt (under torchrun for several ranks)
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.parity_worker import Samples, Setting, plan, train
+from benchmarks.plain_loop import Trajectory
+from scaling.launch_env import join_process_group, read_launch_environment
+from strategies.decision import Decision
+from strategies.job import LossImplementation, OptimizerName, Precision
+from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
+from strategies.serialize import read_json, to_json
+from tests.scaling.launching import TORCHRUN, succeed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variation:
+    """What differs from the plan that is searched."""
+
+    strategy: StrategyName
+    precision: Precision = Precision.FP32
+    activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE
+    checkpoint_every: int = 1
+    reshard_after_forward: bool = True
+    offload_optimizer: OffloadDevice = OffloadDevice.NONE
+    offload_param: OffloadDevice = OffloadDevice.NONE
+    loss: LossImplementation = LossImplementation.STANDARD
+    optimizer: OptimizerName = OptimizerName.ADAMW
+    fused_optimizer: bool = True
+
+    def of(self, decision: Decision) -> Decision:
+        """Return ``decision`` with what differs."""
+        changed = replace(
+            decision.plan,
+            strategy=self.strategy,
+            activation_checkpointing=self.activation_checkpointing,
+            checkpoint_every=self.checkpoint_every,
+            reshard_after_forward=self.reshard_after_forward,
+            offload_optimizer=self.offload_optimizer,
+            offload_param=self.offload_param,
+        )
+        job = replace(
+            decision.job,
+            precision=self.precision,
+            loss=self.loss,
+            optimizer=self.optimizer,
+            fused_optimizer=self.fused_optimizer,
+        )
+        return replace(decision, plan=changed, job=job)
+
+    @property
+    def planned_as(self) -> StrategyName:
+        """The strategy whose buckets it takes."""
+        return StrategyName.DDP if self.strategy is StrategyName.FSDP2 else self.strategy
+
+
+FSDP2 = Variation(strategy=StrategyName.FSDP2)
+VARIATIONS = {
+    "fsdp2": FSDP2,
+    "fsdp2-kept": replace(FSDP2, reshard_after_forward=False),
+    "fsdp2-bf16": replace(FSDP2, precision=Precision.BF16),
+    "fsdp2-bf16-autocast": replace(FSDP2, precision=Precision.BF16_AUTOCAST),
+    "fsdp2-full": replace(FSDP2, activation_checkpointing=ActivationCheckpointing.FULL),
+}
+
+
+def trajectories(setting: Setting, names: Sequence[str], *, num_ranks: int = 2) -> dict[str, Trajectory]:
+    """Return the trajectory of every named variation."""
+    with tempfile.TemporaryDirectory() as folder:
+        setting_path, out = Path(folder) / "setting.json", Path(folder) / "out.pt"
+        setting_path.write_text(to_json(setting))
+        head = [*TORCHRUN, str(num_ranks)]
+        succeed([*head, "-m", "tests.scaling.engines.variations", setting_path, ",".join(names), out])
+        stored = torch.load(out)
+    return {
+        name: Trajectory(losses=losses, norms=norms, parameters=parameters)
+        for name, (losses, norms, parameters) in stored.items()
+    }
+
+
+def main(setting_path: Path, names: str, out: Path) -> None:
+    setting = read_json(Setting, setting_path)
+    launch = read_launch_environment(os.environ)
+    join_process_group(launch, device=torch.device("cpu"), timeout_s=120)
+    samples = Samples(setting)
+    found = {}
+    for name in names.split(","):
+        variation = VARIATIONS[name]
+        searched = plan(variation.planned_as, setting, num_ranks=dist.get_world_size())
+        one = train(variation.of(searched), setting, samples)
+        found[name] = (one.losses, one.norms, one.parameters)
+    if launch.is_main:
+        torch.save(found, out)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
