@@ -69,19 +69,23 @@ def measure_plan(decision: Decision, *, num_steps: int, method: Method, picture:
     return MeasuredPlan(decision=decision, method=method, num_steps=num_steps, measured=top.device(), rank=top.rank)
 
 
-def trace_plan(decision: Decision, *, num_steps: int) -> MeasuredPlan:
+def trace_plan(decision: Decision, *, num_steps: int, picture: Path | None = None) -> MeasuredPlan:
     """Return what rank 0 of the plan holds, from a trace of the trainer on tensors without data, whatever its size.
 
-    The last rank's partition may hold other tensors than the first one's.
+    ``picture``: where its memory over time is drawn. The last rank's partition may hold other tensors than the first's.
 
     Raises:
         ScalingError: the plan cannot be trained, or the model cannot be traced.
     """
+    from scaling.plots import plot_timeline
     from scaling.trace import profile, replay
+    from scaling.trace.timeline import trace_timeline
     from scaling.trace.training import trace_training
 
     require_trainable(decision)
     log = trace_training(decision, num_steps=num_steps)
+    if picture:
+        plot_timeline(trace_timeline(log), title=_title(decision), path=picture)
     on_cpu = decision.cluster.gpu.is_cpu
     return MeasuredPlan(
         decision=decision,
@@ -114,9 +118,12 @@ def run_steps(decision: Decision, num_steps: int, picture: Path | None, meter: M
     device = torch.device("cpu")
     engine = rehearse(model, make_batch, decision=decision, num_steps=num_steps, device=device, meter=meter)
     if picture and engine.rank == 0 and isinstance(meter, StorageMeter):
-        title = f"{decision.model}: {describe_plan(decision.plan)}, {decision.cluster.gpus} ranks"
-        plot_timeline(meter.timeline(), title=title, path=picture)
+        plot_timeline(meter.timeline(), title=_title(decision), path=picture)
     return engine
+
+
+def _title(decision: Decision) -> str:
+    return f"{decision.model}: {describe_plan(decision.plan)}, {decision.cluster.gpus} ranks"
 
 
 def _vocab_size(decision: Decision) -> int:

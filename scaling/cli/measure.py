@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -46,7 +45,7 @@ def measure(
     from scaling.report import print_measured
     from strategies.serialize import to_json
 
-    _check_together(trace=trace, simulate=simulate, gpu=gpu, plot=plot)
+    _check_together(trace=trace, simulate=simulate, gpu=gpu)
     question = options.question_from_flags(
         model,
         job=Job(
@@ -72,7 +71,7 @@ def measure(
     )
     decision = options.decide_from_flags(question, fixed)
     if trace:
-        measured = trace_plan(decision, num_steps=steps)
+        measured = trace_plan(decision, num_steps=steps, picture=plot)
     else:
         method = Method.REAL if simulate is None else Method.SIMULATED
         measured = measure_plan(decision, num_steps=steps, method=method, picture=plot)
@@ -82,10 +81,8 @@ def measure(
     print_measured(measured, Console())
 
 
-def _check_together(*, trace: bool, simulate: int | None, gpu: str, plot: Path | None) -> None:
+def _check_together(*, trace: bool, simulate: int | None, gpu: str) -> None:
     if trace and simulate is not None:
         raise PlanError(f"--trace and --simulate {simulate} are two ways; give one of them (--trace takes --gpus)")
-    if trace and plot is not None:
-        raise PlanError(f"--plot {plot} draws what a run measured; leave out --trace")
     if gpu != CPU_NAME and not trace:
         raise PlanError(f"--gpu {gpu}: steps are run on this machine's CPU; add --trace for another device")

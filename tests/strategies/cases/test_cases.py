@@ -91,7 +91,8 @@ def test_states_of_the_example_are_those_of_the_zero_paper() -> None:
 def test_without_a_plan_the_planner_chooses() -> None:
     result = answered(plan=None)
     assert result["fits"] is True
-    assert 64 == 8 * result["plan"]["micro_batch_size"] * result["plan"]["gradient_accumulation_steps"]
+    plan = result["plan"]
+    assert 8 * plan["micro_batch_size"] * plan["gradient_accumulation_steps"] == 64
 
 
 def test_accumulation_that_is_left_out_follows_from_the_batch() -> None:

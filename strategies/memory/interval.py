@@ -1,0 +1,46 @@
+"""The interval of a prediction, from the errors of earlier ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+
+from strategies.cluster import Cluster
+from strategies.estimate import Interval
+from strategies.records import Device, Kind, own_records, shipped_records
+
+COVERAGE = 0.9
+FEWEST_RECORDS = 19
+"""With fewer, the rank below would lie beyond the largest error seen: (n + 1) * 0.95 <= n needs n >= 19."""
+
+
+def peak_interval(*, allocated_bytes: int, reserved_bytes: int, cluster: Cluster) -> Interval | None:
+    """Return where a measured peak lies nine times in ten; None where too few errors are on record.
+
+    From the allocated peak's lower end to the reserved peak's upper end, since tools report either. The ends are ranks
+    of measured / predicted among the records (split conformal prediction: Lei et al. 2018, arXiv:1604.04173), which
+    hold for runs like the recorded ones.
+    """
+    device = Device.CPU if cluster.gpu.is_cpu else Device.GPU
+    low, high = ratio_range(device, Kind.ALLOCATED), ratio_range(device, Kind.RESERVED)
+    if low is None or high is None:
+        return None
+    return Interval(low_bytes=round(allocated_bytes * low[0]), high_bytes=round(reserved_bytes * high[1]))
+
+
+@cache
+def ratio_range(device: Device, kind: Kind) -> tuple[float, float] | None:
+    """Return the range of measured / predicted that covers nine in ten records of a kind."""
+    records = [*shipped_records(), *own_records()]
+    ratios = [record.measured_over_predicted for record in records if (record.device, record.kind) == (device, kind)]
+    return conformal_range(ratios)
+
+
+def conformal_range(ratios: Sequence[float]) -> tuple[float, float] | None:
+    """Return the ends between which a further ratio lies with a probability of `COVERAGE`; None for too few."""
+    if len(ratios) < FEWEST_RECORDS:
+        return None
+    ordered = sorted(ratios)
+    rank = math.ceil((len(ordered) + 1) * (1 - (1 - COVERAGE) / 2))
+    return ordered[len(ordered) - rank], ordered[rank - 1]

@@ -1,0 +1,54 @@
+"""Intervals: ranks of recorded errors, checked on errors whose distribution is known."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from strategies import records
+from strategies.memory.interval import FEWEST_RECORDS, conformal_range
+from strategies.records import Device, Kind, Record, append_own, own_path
+
+
+def test_too_few_errors_give_no_interval() -> None:
+    assert conformal_range([1.0] * (FEWEST_RECORDS - 1)) is None
+    assert conformal_range([1.0] * FEWEST_RECORDS) == (1.0, 1.0)
+
+
+def test_ends_are_the_ranks_of_split_conformal_prediction() -> None:
+    """n = 99: ceil(100 * 0.95) = 95th smallest above, the 5th below (Lei et al. 2018, section 2.2)."""
+    assert conformal_range([float(number) for number in range(1, 100)]) == (5.0, 95.0)
+
+
+@pytest.mark.parametrize("count", [19, 40, 200])
+def test_nine_in_ten_new_errors_lie_inside(count: int) -> None:
+    """On exchangeable errors, whatever their distribution; the bound is exact in expectation."""
+    generator = random.Random(0)
+    hits = trials = 0
+    for _ in range(400):
+        low, high = conformal_range([generator.lognormvariate(0, 0.1) for _ in range(count)]) or (1.0, 1.0)
+        drawn = [generator.lognormvariate(0, 0.1) for _ in range(50)]
+        hits += sum(low <= ratio <= high for ratio in drawn)
+        trials += len(drawn)
+    assert hits / trials >= 0.9 - 0.01
+
+
+def test_own_records_are_appended_and_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    records.own_records.cache_clear()
+    record = Record(
+        device=Device.CPU,
+        kind=Kind.ALLOCATED,
+        predicted_bytes=100,
+        measured_bytes=104,
+        label="llama-demo, zero2",
+        source="scaling measure",
+    )
+    append_own([record])
+    append_own([record])
+    assert own_path().is_relative_to(tmp_path)
+    assert records.own_records() == (record, record)
+    assert record.measured_over_predicted == pytest.approx(1.04)
+    records.own_records.cache_clear()
