@@ -164,13 +164,22 @@ def measured(decision: Decision, *, rank: int) -> dict[Phase, CauseBytes]:
 
 def predicted(layout: StateLayout) -> dict[Phase, CauseBytes]:
     """Return the highest moment of every phase of a layout."""
-    backward = (layout.backward_start, layout.first_gradient, layout.first_reduction, layout.backward_end)
-    return {
-        Phase.INITIALISE: layout.initialise,
-        Phase.FORWARD: layout.resident + layout.forward,
-        Phase.BACKWARD: layout.resident + max(backward, key=lambda causes: causes.total_bytes),
-        Phase.OPTIMIZER_STEP: layout.resident + layout.optimizer_step,
-        Phase.EVALUATION: layout.resident + layout.evaluation,
+    moments = {
+        Phase.FORWARD: (layout.forward, layout.forward_start),
+        Phase.BACKWARD: (
+            layout.backward_start,
+            layout.first_gradient,
+            layout.first_reduction,
+            layout.backward_end,
+            layout.embedding_backward,
+        ),
+        Phase.OPTIMIZER_STEP: (layout.optimizer_step,),
+        Phase.EVALUATION: (layout.evaluation, layout.evaluation_start),
+        Phase.SAVE: (layout.save,),
+    }
+    highest = {phase: max(causes, key=lambda each: each.total_bytes) for phase, causes in moments.items()}
+    return {Phase.INITIALISE: layout.initialise} | {
+        phase: layout.resident + causes for phase, causes in highest.items()
     }
 
 

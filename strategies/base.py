@@ -11,6 +11,8 @@ from strategies.memory.model_states import Sharding
 from strategies.model_spec import ModelSpec
 from strategies.plan import Buckets, Plan
 
+NOTHING = CauseBytes()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateLayout:
@@ -23,7 +25,9 @@ class StateLayout:
     initialise: CauseBytes
     """In full, not on top of ``resident``: optimizer states do not exist yet."""
     forward: CauseBytes
-    """While a forward runs, gradients of earlier micro batches included."""
+    """At the end of a forward, gradients of earlier micro batches included: all activations are there."""
+    forward_start: CauseBytes = NOTHING
+    """The highest moment of a forward while hardly any activation is there: the first gathers."""
     backward_start: CauseBytes
     """When backward begins: no gradient of this micro batch yet."""
     first_gradient: CauseBytes
@@ -31,9 +35,15 @@ class StateLayout:
     first_reduction: CauseBytes
     """When the first full bucket is reduced: little of backward is done, but gradient buffers are there."""
     backward_end: CauseBytes
-    """When backward is at the first block: nearly all gradients exist."""
+    """The highest moment while backward is in the blocks, the first one included: nearly all gradients exist."""
+    embedding_backward: CauseBytes = NOTHING
+    """After the blocks, when no activation is left: the embedding's gradient, the last reductions."""
     optimizer_step: CauseBytes
     evaluation: CauseBytes
+    evaluation_start: CauseBytes = NOTHING
+    """Like ``forward_start``."""
+    save: CauseBytes = NOTHING
+    """While weights are gathered for a checkpoint, tensor by tensor."""
 
 
 class Strategy(ABC):
@@ -48,8 +58,13 @@ class Strategy(ABC):
         """Return communication buffers sized to the model."""
 
     @abstractmethod
-    def layout(self, spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int) -> StateLayout:
-        """Return what one rank holds at each moment."""
+    def layout(
+        self, spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int, on_cpu: bool = False
+    ) -> StateLayout:
+        """Return what one rank holds at each moment, for the rank that holds most.
+
+        ``on_cpu``: the CPU is the device, so that the model is on it from the start and small copies are others.
+        """
 
 
 def largest_tensor_params(spec: ModelSpec) -> int:

@@ -42,7 +42,9 @@ class Ddp(Strategy):
             overlap_comm=True,
         )
 
-    def layout(self, spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int) -> StateLayout:
+    def layout(
+        self, spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int, on_cpu: bool = False
+    ) -> StateLayout:
         states = model_states(spec.num_params, sharding=self.sharding(data_parallel_size), precision=job.precision)
         # The buckets are made once and stay: gradients are views of them, so they are resident.
         resident = CauseBytes(

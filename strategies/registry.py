@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from strategies.base import Strategy
 from strategies.ddp import Ddp
+from strategies.fsdp2 import Fsdp2
 from strategies.plan import StrategyName
 from strategies.zero import Zero
 
@@ -12,5 +13,6 @@ STRATEGIES: dict[StrategyName, Strategy] = {
     StrategyName.ZERO1: Zero(stage=1),
     StrategyName.ZERO2: Zero(stage=2),
     StrategyName.ZERO3: Zero(stage=3),
+    StrategyName.FSDP2: Fsdp2(),
 }
 """The order is the order of preference among plans that fit."""

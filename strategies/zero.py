@@ -55,7 +55,9 @@ class Zero(Strategy):
             overlap_comm=True,
         )
 
-    def layout(self, spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int) -> StateLayout:
+    def layout(
+        self, spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int, on_cpu: bool = False
+    ) -> StateLayout:
         if self.stage == 3:
             return _stage3_layout(spec, job=job, plan=plan, data_parallel_size=data_parallel_size)
         return stage12_layout(spec, job=job, plan=plan, data_parallel_size=data_parallel_size, stage=self.stage)
