@@ -53,7 +53,10 @@ class GradientElements:
     """While a forward runs after an earlier micro batch."""
     first_gradient: Moment
     first_reduction: Moment
-    highest: Moment
+    in_blocks: Moment
+    """The highest until the blocks are done."""
+    after_blocks: Moment
+    """The highest from the embedding's gradient on."""
 
 
 def partition_elements(group: OptimizerGroup, data_parallel_size: int) -> int:
@@ -95,7 +98,8 @@ def gradient_elements(spec: ModelSpec, reduction: Reduction) -> GradientElements
         between=max((walk.between for walk in walks), key=lambda moment: moment.total),
         first_gradient=max((walk.first_gradient for walk in walks), key=lambda moment: moment.total),
         first_reduction=max((walk.first_reduction for walk in walks), key=lambda moment: moment.total),
-        highest=max((walk.highest for walk in walks), key=lambda moment: moment.total),
+        in_blocks=max((walk.in_blocks for walk in walks), key=lambda moment: moment.total),
+        after_blocks=max((walk.after_blocks for walk in walks), key=lambda moment: moment.total),
     )
 
 
@@ -115,22 +119,29 @@ class _Walk:
         self._in_bucket: list[Gradient] = []
         self._bucket_elements = 0
         self._moments: list[Moment] = []
+        self._after_blocks: list[Moment] = []
+        self._is_after_blocks = False
         self._first_reduction: Moment | None = None
 
     def result(self) -> GradientElements:
         between = Moment(gradients=self._fixed, buckets=self._buckets if self._buckets_stay() else 0)
         first = Moment(gradients=self._fixed + self._order.head_elements, buckets=self._buckets)
+        if self._buckets_stay():
+            # A micro batch that is not the last adds to the gradients where they are.
+            added = max(max(gradient.size for gradient in self._order.backward), 3 * self._order.tied_elements)
+            self._note_added(added - self._loose)
         if self._reduction.in_backward:
             self._reduced_as_they_come()
         else:
             self._reduced_at_the_end()
         self._reduce_bucket()
-        highest = max(self._moments, key=lambda moment: moment.total)
+        in_blocks = max(self._moments, key=lambda moment: moment.total)
         return GradientElements(
             between=between,
             first_gradient=first,
-            first_reduction=self._first_reduction or highest,
-            highest=highest,
+            first_reduction=self._first_reduction or in_blocks,
+            in_blocks=in_blocks,
+            after_blocks=max(self._after_blocks, key=lambda moment: moment.total, default=between),
         )
 
     def _kept_between(self) -> int:
@@ -144,7 +155,9 @@ class _Walk:
 
     def _reduced_as_they_come(self) -> None:
         in_place = self._buckets_stay()  # stage 1 has added earlier micro batches up in the gradient itself
-        for gradient in self._order.backward:
+        first_embedding = len(self._order.backward) - self._order.num_embedding_tensors
+        for position, gradient in enumerate(self._order.backward):
+            self._is_after_blocks = position >= first_embedding
             tied = self._order.tied_elements if gradient is self._order.backward[-1] else 0
             self._loose += gradient.size + tied
             self._note()
@@ -157,7 +170,9 @@ class _Walk:
         """Stage 1 without overlap: all gradients are there, and go through the bucket group by group."""
         self._fixed, self._loose = 0, sum(gradient.size for gradient in self._order.backward)
         last = self._order.backward[-1].size if self._reduction.accumulates else 0
-        self._note(last + 2 * self._order.tied_elements)
+        self._note()
+        self._is_after_blocks = True
+        self._note_added(last + 2 * self._order.tied_elements)
         for gradient in sorted(self._order.backward, key=lambda each: (each.group, each.index)):
             self._make_room(gradient)
             self._put_in_bucket(gradient, in_place=False)
@@ -193,7 +208,7 @@ class _Walk:
             # Stage 1 keeps the gradients of tensors larger than the bucket until the step.
             if is_loose and (is_kept or self._reduction.is_stage_2):
                 self._leave(gradient, in_place=self._buckets_stay() and self._reduction.in_backward)
-        if self._first_reduction is None:
+        if self._first_reduction is None and not self._is_after_blocks:
             self._first_reduction = max(self._moments, key=lambda moment: moment.total)
         self._in_bucket, self._bucket_elements = [], 0
 
@@ -231,7 +246,11 @@ class _Walk:
         start = self._order.groups[gradient.group].offsets[gradient.index]
         return range(start // share, ceil_div(start + gradient.size, share))
 
+    def _note_added(self, elements: int) -> None:
+        self._loose += elements
+        self._note()
+        self._loose -= elements
+
     def _note(self, copy: int = 0) -> None:
-        self._moments.append(
-            Moment(gradients=self._fixed + self._loose + self._partition, buckets=self._buckets + copy)
-        )
+        moments = self._after_blocks if self._is_after_blocks else self._moments
+        moments.append(Moment(gradients=self._fixed + self._loose + self._partition, buckets=self._buckets + copy))

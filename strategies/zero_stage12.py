@@ -67,7 +67,8 @@ def _layout(
         backward_start=between,
         first_gradient=_moment_bytes(elements.first_gradient, weight),
         first_reduction=_moment_bytes(elements.first_reduction, weight),
-        backward_end=_moment_bytes(elements.highest, weight),
+        backward_end=_moment_bytes(elements.in_blocks, weight),
+        embedding_backward=_moment_bytes(elements.after_blocks, weight),
         optimizer_step=max(
             (
                 _step(spec, job, shares=shares, rank=rank, data_parallel_size=data_parallel_size)
