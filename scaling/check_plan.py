@@ -132,8 +132,8 @@ def require_trainable(decision: Decision) -> None:
         ("precision", job.precision, _precisions(plan.strategy)),
         ("activation_checkpointing", plan.activation_checkpointing, tuple(SEARCHED_CHECKPOINTING)),
         ("checkpoint_every", plan.checkpoint_every, (1,)),
-        ("offload_optimizer", plan.offload_optimizer, (OffloadDevice.NONE,)),
-        ("offload_param", plan.offload_param, (OffloadDevice.NONE,)),
+        ("offload_optimizer", plan.offload_optimizer, _offload(plan.strategy in STAGES)),
+        ("offload_param", plan.offload_param, _offload(plan.strategy is StrategyName.ZERO3)),
         ("optimizer", job.optimizer, (OptimizerName.ADAMW,)),
         ("fused_optimizer", job.fused_optimizer, (True,)),
         ("attention", job.attention, (Attention.FLASH,)),
@@ -141,7 +141,8 @@ def require_trainable(decision: Decision) -> None:
     ):
         if value not in runs:
             raise EngineError(
-                f"{name}={value} cannot be trained yet, only planned; plan again with {' or '.join(map(str, runs))}"
+                f"{name}={value} cannot be trained under {plan.strategy} yet, only planned; "
+                f"plan again with {' or '.join(map(str, runs))}"
             )
 
 
@@ -149,6 +150,11 @@ def _precisions(strategy: StrategyName) -> tuple[Precision, ...]:
     """Return what the strategy's engine trains in."""
     both = (Precision.FP32, Precision.BF16)
     return (*both, Precision.BF16_AUTOCAST, Precision.BF16_PURE) if strategy is StrategyName.FSDP2 else both
+
+
+def _offload(has_host_memory: bool) -> tuple[OffloadDevice, ...]:
+    """Return where an engine can keep a state. NVMe needs DeepSpeed's async_io operator, which nothing here tests."""
+    return (OffloadDevice.NONE, OffloadDevice.CPU) if has_host_memory else (OffloadDevice.NONE,)
 
 
 def _check_installed(decision: Decision) -> None:

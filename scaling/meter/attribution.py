@@ -42,10 +42,20 @@ class Attribution:
     cause for its whole life.
     """
 
-    def __init__(self, log: StorageLog, *, device_type: str = "cpu", vocab_size: int | None = None) -> None:
-        """`device_type`: where the model is; `vocab_size`: width of the logits, None counts them as activations."""
+    def __init__(
+        self,
+        log: StorageLog,
+        *,
+        device_type: str = "cpu",
+        vocab_size: int | None = None,
+        cpu_is_device: bool | None = None,
+    ) -> None:
+        """`device_type`: where the model is; `vocab_size`: width of the logits, None counts them as activations.
+        `cpu_is_device`: whether CPU tensors are on the device unless an owner says otherwise; by default where the
+        model is there."""
         self._log = log
         self._device_type = device_type
+        self._cpu_is_device = device_type == "cpu" if cpu_is_device is None else cpu_is_device
         self._vocab_size = vocab_size
         self._claims: dict[int, tuple[Cause, Place]] = {}
         self._passing: dict[int, Cause] = {}
@@ -82,7 +92,7 @@ class Attribution:
         if device not in (self._device_type, "cpu"):
             return None
         cause, place = self._claims.get(number) or (self._by_signs(number), self._place_by_birth(number))
-        return cause, place if device == self._device_type else Place.HOST
+        return cause, place if device == self._device_type or self._cpu_is_device else Place.HOST
 
     def _claim_gradients(self, args: tuple[Any, ...]) -> None:
         """Claim what autograd accumulates; hooks that run there detach their buckets too, which are none."""
@@ -113,8 +123,14 @@ class Attribution:
             self.wants_owners |= largest * SMALLEST_SHARE_ASKED_FOR > self._log.live_bytes
         elif where is _Where.BACKWARD and torch.is_grad_enabled():  # only a forward inside backward has gradients on
             self._recomputed.update(new)
-        if func not in _ALWAYS_DEVICE and self._all_on_host(args):
+        if self._comes_down(func, args, new) or (func not in _ALWAYS_DEVICE and self._all_on_host(args)):
             self._on_host.update(new)
+
+    def _comes_down(self, func: Any, args: tuple[Any, ...], new: range) -> bool:
+        """Is this a copy to the host, or a copy of one? Where the model is on a CPU nobody can tell."""
+        if func not in _ALWAYS_DEVICE or self._device_type == "cpu" or self._log.storages[new[-1]].device != "cpu":
+            return False
+        return args[0].device.type != "cpu" or self._all_on_host(args)
 
     def _all_on_host(self, args: tuple[Any, ...]) -> bool:
         numbers = _numbers(self._log, args)

@@ -32,7 +32,10 @@ class Recorder:
             scratch=CUDA_SCRATCH if emulated == "cuda" else None,
             observer=self._observe,
         )
-        self._attribution = Attribution(self.log, device_type=device, vocab_size=vocab_size)
+        # A CPU's device is its host: what stands beside the tensors without data counts, unless it is offloaded.
+        self._attribution = Attribution(
+            self.log, device_type=device, vocab_size=vocab_size, cpu_is_device=emulated == "cpu"
+        )
         self._sections = [Section(0, 0, Phase.INITIALISE)]
         self._ends: list[int] = []
         self._num_seen = 0
@@ -96,8 +99,7 @@ class Recorder:
         stream = self._streams.get(number, 0)
         if stream and cause is Cause.ACTIVATIONS:  # no module computes there
             cause = Cause.COMMUNICATION_BUCKETS
-        is_host_beside_cpu = device != self.device and self.emulated == "cpu"  # a CPU's device is its host
-        if place is Place.HOST and not is_host_beside_cpu:
+        if place is Place.HOST:
             return None
         return StorageUse(CAUSES.index(cause), stream)
 

@@ -8,14 +8,19 @@ from __future__ import annotations
 from typing import Any
 
 from strategies.decision import Decision
+from strategies.errors import PlanError
 from strategies.job import Job, Precision
-from strategies.plan import Plan, StrategyName
+from strategies.plan import OffloadDevice, Plan, StrategyName
 
 STAGES = {StrategyName.ZERO1: 1, StrategyName.ZERO2: 2, StrategyName.ZERO3: 3}
 
 
 def deepspeed_config(decision: Decision) -> dict[str, Any] | None:
-    """Return the DeepSpeed configuration of the chosen plan, None for a strategy that DeepSpeed does not run."""
+    """Return the DeepSpeed configuration of the chosen plan, None for a strategy that DeepSpeed does not run.
+
+    Raises:
+        PlanError: something is to rest on NVMe.
+    """
     plan, job = decision.plan, decision.job
     if plan.strategy not in STAGES:
         return None
@@ -26,7 +31,7 @@ def deepspeed_config(decision: Decision) -> dict[str, Any] | None:
         # DeepSpeed's own default has been 1.0 since June 2026 and was 0 before: never leave it out.
         "gradient_clipping": job.gradient_clipping,
         **_precision(job),
-        "zero_optimization": _zero_optimization(plan),
+        "zero_optimization": _zero_optimization(plan) | _offload(decision),
         # The trainer passes its own torch AdamW, so that every strategy applies the same update.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -39,6 +44,24 @@ def _precision(job: Job) -> dict[str, Any]:
     return {
         "fp16": {"enabled": job.precision is Precision.FP16},
         "bf16": {"enabled": job.precision is Precision.BF16},
+    }
+
+
+def _offload(decision: Decision) -> dict[str, Any]:
+    """Return what rests on the host. Pinned where a GPU copies it: without one, pinning is of no use.
+
+    Raises:
+        PlanError: something is to rest on NVMe, for which a plan has no path.
+    """
+    pin_memory = not decision.cluster.gpu.is_cpu
+    placed = (("offload_optimizer", decision.plan.offload_optimizer), ("offload_param", decision.plan.offload_param))
+    for name, device in placed:
+        if device is OffloadDevice.NVME:
+            raise PlanError(f"{name}=nvme can be estimated but not run; plan again with {name}=cpu or none")
+    return {
+        name: {"device": device.value, "pin_memory": pin_memory}
+        for name, device in placed
+        if device is not OffloadDevice.NONE
     }
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from strategies.errors import JobError, PlanError
 from strategies.estimate import CauseBytes, MemoryProfile, Phase, PhaseBytes
 from strategies.job import Precision
 from strategies.load_model import load_model_spec
-from strategies.plan import ActivationCheckpointing, StrategyName
+from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
 from strategies.serialize import read_json
 from tests.scaling.decisions import plan_tiny, toy_decision
 
@@ -117,8 +118,25 @@ def test_accumulation_that_contradicts_the_batch_is_refused(zero2: Decision, tmp
 
 def test_fp16_is_refused_by_name(zero2: Decision, tmp_path: Path) -> None:
     wrong = replace(zero2, job=replace(zero2.job, precision=Precision.FP16))
-    with pytest.raises(EngineError, match="precision=fp16 cannot be trained yet"):
+    with pytest.raises(EngineError, match="precision=fp16 cannot be trained under zero2 yet"):
         check(wrong, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "change", "message"),
+    [
+        ("zero3", {"offload_optimizer": OffloadDevice.NVME}, "offload_optimizer=nvme cannot be trained under zero3"),
+        ("zero2", {"offload_param": OffloadDevice.CPU}, "offload_param=cpu cannot be trained under zero2"),
+        ("ddp", {"offload_optimizer": OffloadDevice.CPU}, "offload_optimizer=cpu cannot be trained under ddp"),
+    ],
+)
+def test_offload_that_no_engine_runs_is_refused_by_name(
+    strategy: str, change: dict[str, OffloadDevice], message: str, tmp_path: Path
+) -> None:
+    decision = toy_decision(strategy, world_size=2, accumulation=1)
+    fields: dict[str, Any] = dict(change)
+    with pytest.raises(EngineError, match=message):
+        check(replace(decision, plan=replace(decision.plan, **fields)), tmp_path)
 
 
 def test_a_strategy_without_its_extra_is_refused(

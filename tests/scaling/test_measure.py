@@ -12,7 +12,7 @@ from strategies.decision import Decision
 from strategies.estimate import Phase
 from strategies.job import Job
 from strategies.load_model import load_model_spec
-from strategies.plan import ActivationCheckpointing, StrategyName
+from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
 from strategies.search import FixedParts
 from strategies.select import decide
 from strategies.units import GIB
@@ -105,6 +105,30 @@ def test_traced_fsdp2_rank_holds_what_a_simulated_rank_holds(reshard_after_forwa
         assert gathered < decision.num_params
     else:
         assert gathered == 2 * decision.num_params  # bf16, whole; 8 ranks divide every tensor of this model
+
+
+@pytest.mark.distributed
+@pytest.mark.deepspeed
+@pytest.mark.slow
+def test_offloaded_states_are_no_device_bytes() -> None:
+    decision = decision_for(StrategyName.ZERO3, checkpointing=ActivationCheckpointing.NONE)
+    plan = replace(decision.plan, offload_optimizer=OffloadDevice.CPU, offload_param=OffloadDevice.CPU)
+    real = measure_plan(replace(decision, plan=plan), num_steps=2, method=Method.REAL)
+    simulated = measure_plan(replace(decision, plan=plan), num_steps=2, method=Method.SIMULATED)
+    assert totals(simulated) == totals(real)
+    for phase in real.measured.phases:
+        if phase.phase is not Phase.INITIALISE:
+            assert phase.causes.master_weights == phase.causes.optimizer_states == phase.causes.parameters == 0
+
+
+@pytest.mark.deepspeed
+@pytest.mark.slow
+def test_traced_rank_offloads_what_a_simulated_rank_offloads() -> None:
+    decision = decision_for(StrategyName.ZERO2, checkpointing=ActivationCheckpointing.NONE, gpus=8)
+    decision = replace(decision, plan=replace(decision.plan, offload_optimizer=OffloadDevice.CPU))
+    traced = trace_plan(decision, num_steps=2)
+    simulated = measure_plan(decision, num_steps=2, method=Method.SIMULATED)
+    assert totals(traced) == totals(simulated)
 
 
 @pytest.mark.deepspeed

@@ -35,6 +35,31 @@ class CollectivesWithoutData(TorchDispatchMode):  # type: ignore[no-untyped-call
         return func(*args, **(kwargs or {}))
 
 
+class ZerosOnHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lets an engine that offloads copy tensors without data to the host, where they are zeros; enter before the log.
+
+    Host tensors are real ones here: what the trace of a device leaves out, but this machine must hold.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._to_copy.default and args[0].device.type == "meta" and _goes_to_host(kwargs):
+            return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+        if func is torch.ops.aten.copy_.default and args[1].device.type == "meta" != args[0].device.type:
+            return args[0].zero_()  # else what happens to be there would count as a gradient that is not finite
+        return func(*args, **kwargs)
+
+
+def _goes_to_host(kwargs: dict[str, Any]) -> bool:
+    device = kwargs.get("device")
+    return device is not None and torch.device(device).type == "cpu"
+
+
 def _finished(result: Any) -> Any:
     future: Future[Any] = Future()
     future.set_result(result)

@@ -19,7 +19,7 @@ from scaling.ownership import Cause, Owned, Place, deepspeed_owners
 from scaling.trace.engine import EngineSpec, LossFunction, OptimizerFactory, TraceEngine, fused_adamw
 from scaling.trace.patching import patched
 from scaling.trace.ranks.answers import FiniteGradients
-from scaling.trace.ranks.collectives import CollectivesWithoutData
+from scaling.trace.ranks.collectives import CollectivesWithoutData, ZerosOnHost
 from scaling.trace.ranks.group import rank_0_of
 from scaling.trace.ranks.streams import StreamTracker
 from scaling.trace.recorder import Recorder
@@ -56,6 +56,10 @@ class Zero(EngineSpec):
     def stage(self) -> int:
         return int(self.config.get("zero_optimization", {}).get("stage", 0))
 
+    @property
+    def _offloads(self) -> bool:
+        return not {"offload_optimizer", "offload_param"}.isdisjoint(self.config.get("zero_optimization", {}))
+
     def parameters_place(self, module: nn.Module) -> Place:
         """Return the host where the device gets copies: another format (cast before they move), or shards."""
         enabled = [name for name in _FORMATS if self.config.get(name, {}).get("enabled")]
@@ -78,6 +82,7 @@ class Zero(EngineSpec):
             stack.enter_context(rank_0_of(self.world_size))
             if without_data:
                 stack.enter_context(_tensors_without_data(recorder))
+                stack.enter_context(ZerosOnHost() if self._offloads else nullcontext())
             else:
                 stack.enter_context(completed_collectives(settle_s=0))
             yield
@@ -145,7 +150,23 @@ def _tensors_without_data(recorder: Recorder) -> Iterator[None]:
             module = import_module(name)
             if hasattr(module, "assert_ints_same_as_other_ranks"):
                 stack.enter_context(patched(module, "assert_ints_same_as_other_ranks", lambda ints: None))
+        stack.enter_context(_finite_offloaded_gradients())
         stack.enter_context(CollectivesWithoutData())
+        yield
+
+
+@contextmanager
+def _finite_offloaded_gradients() -> Iterator[None]:
+    """Say of every gradient on its way to the host that it is finite, which stages 1 and 2 ask during backward."""
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+    track = DeepSpeedZeroOptimizer.update_offload_overflow_tracker
+
+    def track_finite(optimizer: Any, gradient: Any) -> None:
+        with FiniteGradients():
+            track(optimizer, gradient)
+
+    with patched(DeepSpeedZeroOptimizer, "update_offload_overflow_tracker", track_finite):
         yield
 
 

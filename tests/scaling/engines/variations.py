@@ -66,12 +66,21 @@ class Variation:
         return StrategyName.DDP if self.strategy is StrategyName.FSDP2 else self.strategy
 
 
+CPU = OffloadDevice.CPU
+ZERO = (StrategyName.ZERO1, StrategyName.ZERO2, StrategyName.ZERO3)
 FSDP2 = Variation(strategy=StrategyName.FSDP2)
 VARIATIONS = {
     "fsdp2": FSDP2,
     "fsdp2-kept": replace(FSDP2, reshard_after_forward=False),
     "fsdp2-bf16": replace(FSDP2, precision=Precision.BF16),
     "fsdp2-bf16-autocast": replace(FSDP2, precision=Precision.BF16_AUTOCAST),
+    **{f"{name}-cpu-optimizer": Variation(strategy=name, offload_optimizer=CPU) for name in ZERO},
+    "zero3-cpu-parameters": Variation(strategy=StrategyName.ZERO3, offload_param=CPU),
+    "zero3-cpu-both": Variation(strategy=StrategyName.ZERO3, offload_optimizer=CPU, offload_param=CPU),
+    "zero2-cpu-optimizer-bf16": Variation(strategy=StrategyName.ZERO2, offload_optimizer=CPU, precision=Precision.BF16),
+    "zero3-cpu-both-bf16": Variation(
+        strategy=StrategyName.ZERO3, offload_optimizer=CPU, offload_param=CPU, precision=Precision.BF16
+    ),
     "fsdp2-full": replace(FSDP2, activation_checkpointing=ActivationCheckpointing.FULL),
 }
 

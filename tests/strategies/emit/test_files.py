@@ -12,9 +12,9 @@ from strategies.decision import Decision
 from strategies.emit.commands import launch_commands
 from strategies.emit.deepspeed import deepspeed_config
 from strategies.emit.files import write_plan
-from strategies.errors import ScalingError
+from strategies.errors import PlanError, ScalingError
 from strategies.job import Precision
-from strategies.plan import StrategyName
+from strategies.plan import OffloadDevice, StrategyName
 from strategies.search import FixedParts
 from strategies.select import decide
 from strategies.serialize import read_json
@@ -56,6 +56,29 @@ def test_deepspeed_accepts_the_config(
     assert read.zero_config.stage == ZERO.index(strategy) + 1
     assert read.zero_config.overlap_comm is True
     assert "auto" not in json.dumps(config)
+
+
+@pytest.mark.deepspeed
+@pytest.mark.parametrize(("name", "pinned"), [("a", True), ("cpu", False)])
+def test_deepspeed_reads_what_is_offloaded(name: str, pinned: bool) -> None:
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    planned = decision_for(StrategyName.ZERO3, name=name)
+    plan = replace(planned.plan, offload_optimizer=OffloadDevice.CPU, offload_param=OffloadDevice.CPU)
+    config = deepspeed_config(replace(planned, plan=plan))
+    assert config is not None
+    read = DeepSpeedZeroConfig(**config["zero_optimization"])
+    assert read.offload_optimizer is not None
+    assert read.offload_param is not None
+    assert (read.offload_optimizer.device, read.offload_optimizer.pin_memory) == ("cpu", pinned)
+    assert (read.offload_param.device, read.offload_param.pin_memory) == ("cpu", pinned)
+
+
+def test_nvme_is_not_written_without_a_path() -> None:
+    planned = decision_for(StrategyName.ZERO3)
+    decision = replace(planned, plan=replace(planned.plan, offload_param=OffloadDevice.NVME))
+    with pytest.raises(PlanError, match="offload_param=nvme can be estimated but not run"):
+        deepspeed_config(decision)
 
 
 def test_deepspeed_config_is_absent_for_ddp() -> None:
