@@ -149,7 +149,9 @@ def _layout(
         resident=CauseBytes(
             parameters=formats.shard * shard, optimizer_states=shard_state_bytes(spec, job, data_parallel_size)
         ),
-        initialise=_initialise(job.precision, formats, root=root, blocks=blocks, on_cpu=on_cpu),
+        initialise=_initialise(
+            job.precision, formats, root=root, blocks=blocks, on_cpu=on_cpu, tied=parameter_order(spec).tied_elements
+        ),
         forward=between + end,
         forward_start=between + start,
         backward_start=between + backward_start,
@@ -170,15 +172,21 @@ def _layout(
 
 
 def _initialise(
-    precision: Precision, formats: Formats, *, root: ShardedGroup, blocks: Sequence[ShardedGroup], on_cpu: bool
+    precision: Precision,
+    formats: Formats,
+    *,
+    root: ShardedGroup,
+    blocks: Sequence[ShardedGroup],
+    on_cpu: bool,
+    tied: int,
 ) -> CauseBytes:
     """Return the highest moment of sharding: groups come to the device whole, one after the other, the root last.
 
-    Where the CPU is the device the model is there from the start.
+    Where the CPU is the device the model is there from the start; a tied head has had a weight of its own.
     """
     built = precision.weight_bytes
     waiting = sum(group.elements for group in (root, *blocks)) if on_cpu else 0
-    shards, moments = 0, []
+    shards, moments = 0, [CauseBytes(parameters=built * (waiting + tied) if on_cpu else 0)]
     for group in (*blocks, root):
         waiting -= group.elements if on_cpu else 0
         widens = on_cpu and built < formats.shard

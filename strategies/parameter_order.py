@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
+from math import prod
 
 from strategies.model_spec import GroupRole, ModelSpec
 
@@ -57,9 +58,7 @@ def parameter_order(spec: ModelSpec) -> ParameterOrder:
     sizes: tuple[list[int], list[int]] = ([], [])
     gradients = []
     for name, shape in spec.parameters():
-        size = 1
-        for length in shape:
-            size *= length
+        size = prod(shape)
         group = 1 if len(shape) < 2 or "bias" in name.rpartition(".")[2] else 0
         gradients.append((size, group, len(sizes[group])))
         sizes[group].append(size)
@@ -87,3 +86,34 @@ def _tied_elements(spec: ModelSpec) -> int:
 def _head_elements(spec: ModelSpec) -> int:
     heads = [tensor.num_params for group in spec.groups if group.role is GroupRole.HEAD for tensor in group.tensors]
     return max(heads, default=0)
+
+
+@cache
+def tensor_sizes(spec: ModelSpec) -> tuple[int, ...]:
+    """Return the elements of every tensor, in the order of names."""
+    return tuple(prod(shape) for _, shape in spec.parameters())
+
+
+@cache
+def blocks_of_tensors(spec: ModelSpec) -> tuple[int, ...]:
+    """Return for every tensor, in the order of names, how many blocks came before; -1 before the first block."""
+    found: list[int] = []
+    stack: dict[int, int] = {}
+    num_blocks = 0
+
+    def close_stack() -> None:
+        nonlocal num_blocks
+        for layer in sorted(stack):
+            found.extend([num_blocks] * stack[layer])
+            num_blocks += 1
+        stack.clear()
+
+    for group in spec.groups:
+        if group.role is GroupRole.BLOCK:
+            for layer in group.layers:
+                stack[layer] = stack.get(layer, 0) + len(group.tensors)
+        else:
+            close_stack()
+            found.extend([num_blocks or -1] * len(group.tensors))
+    close_stack()
+    return tuple(found)

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 from strategies.base import StateLayout, Strategy, largest_tensor_params
-from strategies.estimate import CauseBytes
 from strategies.job import Job
-from strategies.memory.model_states import ADAM_STATE_BYTES, FP32_BYTES, Sharding
+from strategies.memory.model_states import Sharding
 from strategies.model_spec import ModelSpec
 from strategies.plan import Buckets, Plan
-from strategies.units import ceil_div
+from strategies.zero_stage3 import stage3_layout
 from strategies.zero_stage12 import stage12_layout
 
 MIN_BUCKET_ELEMENTS = 2**20
@@ -59,50 +58,5 @@ class Zero(Strategy):
         self, spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int, on_cpu: bool = False
     ) -> StateLayout:
         if self.stage == 3:
-            return _stage3_layout(spec, job=job, plan=plan, data_parallel_size=data_parallel_size)
+            return stage3_layout(spec, job=job, plan=plan, data_parallel_size=data_parallel_size, on_cpu=on_cpu)
         return stage12_layout(spec, job=job, plan=plan, data_parallel_size=data_parallel_size, stage=self.stage)
-
-
-def _step_copies(job: Job) -> int:
-    """Return bytes per parameter of the copies in the step: flattened in its own format, and then in fp32.
-
-    Source: deepspeed 0.19.8, runtime/zero/stage3.py, _prepare_fp32_grad_for_sub_group, and stage_1_and_2.py, step.
-    """
-    weight = job.precision.weight_bytes
-    return FP32_BYTES + (weight if weight < FP32_BYTES else 0)
-
-
-def _partitioned_states(num_params: int, data_parallel_size: int) -> CauseBytes:
-    share = ceil_div(num_params, data_parallel_size)
-    return CauseBytes(master_weights=FP32_BYTES * share, optimizer_states=ADAM_STATE_BYTES * share)
-
-
-def _stage3_layout(spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int) -> StateLayout:
-    weight, params = job.precision.weight_bytes, spec.num_params
-    share = ceil_div(params, data_parallel_size)
-    # The gradient partition and the reduce bucket are allocated at initialisation and stay.
-    resident = CauseBytes(
-        parameters=weight * share,
-        gradients=weight * share,
-        communication_buckets=weight * plan.buckets.reduce_bucket_size,
-    ) + _partitioned_states(params, data_parallel_size)
-    gathered = CauseBytes(gathered_parameters=weight * _gathered_elements(spec, plan))
-    backward = gathered + CauseBytes(gradients=weight * largest_tensor_params(spec))
-    return StateLayout(
-        resident=resident,
-        initialise=CauseBytes(parameters=weight * share, step_temporaries=2 * FP32_BYTES * share),
-        forward=gathered,
-        backward_start=gathered,
-        first_gradient=gathered,
-        first_reduction=gathered,
-        backward_end=backward,
-        # The partition's gradients are flattened into a copy, and 16-bit ones then widened to fp32.
-        optimizer_step=CauseBytes(step_temporaries=_step_copies(job) * share),
-        evaluation=gathered,
-    )
-
-
-def _gathered_elements(spec: ModelSpec, plan: Plan) -> int:
-    """Return elements gathered at once: the live window and one prefetch, which is held flat and split meanwhile."""
-    window = plan.buckets.stage3_max_live_parameters + 2 * plan.buckets.stage3_prefetch_bucket_size
-    return min(window, 2 * spec.num_params)

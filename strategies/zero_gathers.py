@@ -1,0 +1,299 @@
+"""Weights and gradients under ZeRO stage 3: which are gathered when, followed module by module.
+
+Source: deepspeed 0.19.8, runtime/zero/partitioned_param_coordinator.py (fetch_sub_module, release_sub_module),
+partition_parameters.py (all_gather_coalesced) and stage3.py; the order of modules has been recorded, as it is from
+the second step on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from functools import cache
+
+from strategies.model_spec import ModelSpec
+from strategies.parameter_order import blocks_of_tensors, tensor_sizes
+from strategies.plan import Buckets
+from strategies.units import round_up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Elements beside the partitions at one moment."""
+
+    gathered: int
+    buckets: int = 0
+    """Flat buffers of gathers and of reductions."""
+    gradients: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.gathered + self.buckets + self.gradients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatheredElements:
+    """The highest moments of a forward and a backward; persistent weights are not among them."""
+
+    persistent: int
+    forward_start: Moment
+    """Until the first block has run."""
+    forward: Moment
+    after_forward: Moment
+    """What an evaluation leaves gathered for a backward that never comes."""
+    backward_start: Moment
+    first_gradient: Moment
+    first_block: Moment
+    in_blocks: Moment
+    after_blocks: Moment
+
+
+@dataclass(slots=True, kw_only=True)
+class _Weight:
+    """A tensor: where it is now."""
+
+    elements: int
+    aligned: int
+    is_persistent: bool
+    is_available: bool = False
+    in_flight: _Gather | None = None
+    held: int = 0
+    last_use: int = -1
+    """The latest step that the queue was read up to for it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Gather:
+    """Tensors gathered together, in a flat buffer that is copied out when the first of them is waited for."""
+
+    weights: list[_Weight]
+    waiting: int
+    flat: int
+    is_copied: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """One module, in forward or backward."""
+
+    weights: tuple[int, ...]
+    """Indices of the weights that are its own."""
+    block: int
+    """-1 before the blocks, their number after them."""
+
+
+@cache
+def gathered_elements(spec: ModelSpec, data_parallel_size: int, buckets: Buckets) -> GatheredElements:
+    """Return what is gathered, at its highest, in the passes of the steady state."""
+    return _Walk(spec, data_parallel_size, buckets).result()
+
+
+@cache
+def module_steps(spec: ModelSpec) -> tuple[_Step, ...]:
+    """Return the modules in the order of names, which is about that of forward.
+
+    A module without weights of its own (a block, its attention) counts too: it is another chance to fetch ahead.
+    """
+    steps: list[_Step] = []
+    entered, before = set[str](), ""
+    for index, ((name, _), block) in enumerate(zip(spec.parameters(), blocks_of_tensors(spec), strict=True)):
+        module = name.rpartition(".")[0]
+        parents = module.split(".")[:-1]
+        for length in range(1, len(parents) + 1):
+            parent = ".".join(parents[:length])
+            if parent not in entered and not f"{name[len(parent) + 1 :]}".partition(".")[0].isdigit():
+                entered.add(parent)
+                steps.append(_Step(weights=(), block=block))
+        if module == before:
+            steps[-1] = _Step(weights=(*steps[-1].weights, index), block=block)
+        else:
+            steps.append(_Step(weights=(index,), block=block))
+        before = module
+    if spec.tied_embeddings:
+        steps.append(_Step(weights=(0,), block=steps[-1].block))
+    return tuple(steps)
+
+
+class _Walk:
+    """A forward and a backward on one rank."""
+
+    def __init__(self, spec: ModelSpec, data_parallel_size: int, buckets: Buckets) -> None:
+        self._size, self._buckets = data_parallel_size, buckets
+        limit = buckets.stage3_param_persistence_threshold
+        self._weights = [
+            _Weight(
+                elements=size,
+                aligned=round_up(size, data_parallel_size),
+                is_persistent=size <= limit,
+                is_available=size <= limit,
+            )
+            for size in tensor_sizes(spec)
+        ]
+        self._tied = self._weights[0].elements if spec.tied_embeddings else 0
+        forward = module_steps(spec)
+        self._num_blocks = max(step.block for step in forward)
+        self._num_forward = len(forward)
+        self._steps = (*forward, *reversed(forward))
+        self._plan_uses()
+        self._step = self._num_available = self._held = self._flat = 0
+        self._bucket: list[_Weight] = []
+        self._bucket_elements = self._loose = 0
+        self._moments: dict[str, Moment] = {}
+        self._stretch = ""
+
+    def _plan_uses(self) -> None:
+        """Note when each weight is used again, and how many elements lie between two steps."""
+        self._queue = deque((index, number) for number, step in enumerate(self._steps) for index in step.weights)
+        self._traversed, self._next_use = [0], [0] * len(self._steps)
+        for step in self._steps:
+            self._traversed.append(self._traversed[-1] + sum(self._weights[index].elements for index in step.weights))
+        self._later: list[dict[int, int]] = [{}] * len(self._steps)
+        following: dict[int, int] = {}
+        for number in reversed(range(len(self._steps))):
+            self._later[number] = {index: following.get(index, -1) for index in self._steps[number].weights}
+            following.update(dict.fromkeys(self._steps[number].weights, number))
+
+    def result(self) -> GatheredElements:
+        after_forward = Moment(gathered=0)
+        for number, step in enumerate(self._steps):
+            if number == self._num_forward:
+                after_forward = Moment(gathered=self._held, buckets=self._flat)
+            is_forward = number < self._num_forward
+            self._stretch = self._stretch_of(number, step)
+            self._fetch(step)
+            if not is_forward:
+                self._gradients(step, is_last_use=self._is_embedding(step, number))
+            self._release(number, step)
+        self._stretch = "after_blocks"
+        self._reduce()
+        nothing = Moment(gathered=0)
+        names = ("forward_start", "forward", "backward_start", "first_gradient", "first_block", "in_blocks")
+        found = {name: self._moments.get(name, nothing) for name in (*names, "after_blocks")}
+        found["in_blocks"] = max(found["in_blocks"], found["first_block"], key=lambda moment: moment.total)
+        persistent = sum(weight.aligned for weight in self._weights if weight.is_persistent)
+        return GatheredElements(persistent=persistent, after_forward=after_forward, **found)
+
+    def _stretch_of(self, number: int, step: _Step) -> str:
+        if number < self._num_forward:
+            return "forward_start" if step.block <= 0 else "forward"
+        if step.block < 0:
+            return "after_blocks"
+        if step.block == self._num_blocks:
+            return "first_gradient" if step.weights else "backward_start"
+        return "first_block" if step.block == self._num_blocks - 1 else "in_blocks"
+
+    def _is_embedding(self, step: _Step, number: int) -> bool:
+        """Whether a step of backward is not the first use of a tied weight, whose gradient waits for the last."""
+        return not self._tied or 0 not in step.weights or number > self._num_forward
+
+    def _fetch(self, step: _Step) -> None:
+        needed = [self._weights[index] for index in step.weights]
+        self._gather([weight for weight in needed if not weight.is_available and not weight.in_flight])
+        for weight in needed:
+            if weight.in_flight:
+                self._wait(weight)
+        unread = {index for index in step.weights if self._weights[index].last_use < self._step}
+        read = set[int]()
+        while self._queue and len(read) < len(unread):
+            index, use = self._queue.popleft()
+            self._weights[index].last_use = use
+            read.add(index)
+        self._prefetch()
+        self._step += 1
+
+    def _prefetch(self) -> None:
+        most = min(
+            self._buckets.stage3_max_live_parameters - self._num_available, self._buckets.stage3_prefetch_bucket_size
+        )
+        ahead: list[_Weight] = []
+        elements = 0
+        while self._queue and elements < most:
+            index, use = self._queue.popleft()
+            weight = self._weights[index]
+            weight.last_use = max(weight.last_use, use)
+            if not weight.is_available and not weight.in_flight and weight not in ahead:
+                ahead.append(weight)
+                elements += weight.elements
+        self._gather(ahead)
+
+    def _gather(self, weights: list[_Weight]) -> None:
+        if not weights:
+            return
+        self._num_available += sum(weight.elements for weight in weights)
+        aligned = sum(weight.aligned for weight in weights)
+        is_single = len(weights) == 1
+        gather = _Gather(weights=weights, waiting=len(weights), flat=0 if is_single else aligned)
+        for weight in weights:
+            weight.in_flight = gather
+        self._flat += gather.flat
+        if is_single:
+            weights[0].held = aligned
+            self._held += aligned
+        self._note()
+
+    def _wait(self, weight: _Weight) -> None:
+        gather = weight.in_flight
+        assert gather is not None
+        if not gather.is_copied:
+            gather.is_copied = True
+            for each in gather.weights:
+                each.is_available = True
+                if gather.flat:
+                    each.held = each.elements
+                    self._held += each.elements
+            self._note()
+        weight.in_flight = None
+        gather.waiting -= 1
+        if not gather.waiting:
+            self._flat -= gather.flat
+
+    def _release(self, number: int, step: _Step) -> None:
+        for index in step.weights:
+            weight = self._weights[index]
+            later = self._later[number][index]
+            is_near = later >= 0 and (
+                self._traversed[later] - self._traversed[number + 1] < self._buckets.stage3_max_live_parameters
+            )
+            if weight.is_persistent or not weight.is_available or weight.last_use > self._step or is_near:
+                continue
+            weight.is_available = False
+            self._num_available -= weight.elements
+            self._held -= weight.held
+            weight.held = 0
+
+    def _gradients(self, step: _Step, *, is_last_use: bool) -> None:
+        for index in reversed(step.weights):
+            weight = self._weights[index]
+            if not is_last_use:
+                self._loose += weight.elements
+                self._note()
+                continue
+            tied = self._tied if index == 0 else 0
+            # The sum of a tied weight's two gradients exists beside both.
+            self._note(gradient=weight.elements + tied)
+            self._loose -= tied
+            self._add(weight, arriving=weight.elements + tied)
+
+    def _add(self, weight: _Weight, *, arriving: int) -> None:
+        if self._bucket_elements + weight.elements > self._buckets.reduce_bucket_size and self._bucket_elements:
+            self._reduce(arriving=arriving)
+        if self._bucket_elements + weight.elements > self._buckets.reduce_bucket_size:
+            self._loose += weight.elements
+        self._bucket.append(weight)
+        self._bucket_elements += weight.elements
+
+    def _reduce(self, *, arriving: int = 0) -> None:
+        if not self._bucket:
+            return
+        is_reduced_in_place = len(self._bucket) == 1 and self._bucket[0].aligned == self._bucket[0].elements
+        copy = 0 if is_reduced_in_place else sum(weight.aligned for weight in self._bucket)
+        self._note(gradient=arriving, copy=copy)
+        if self._bucket_elements > self._buckets.reduce_bucket_size:
+            self._loose -= self._bucket_elements
+        self._bucket, self._bucket_elements = [], 0
+
+    def _note(self, *, gradient: int = 0, copy: int = 0) -> None:
+        moment = Moment(gathered=self._held, buckets=self._flat + copy, gradients=self._loose + gradient)
+        best = self._moments.get(self._stretch)
+        if best is None or moment.total > best.total:
+            self._moments[self._stretch] = moment

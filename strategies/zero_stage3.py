@@ -1,0 +1,134 @@
+"""ZeRO stage 3 as DeepSpeed lays it out: partitions of every tensor, gathers by module, gradients reduced at once.
+
+Source: deepspeed 0.19.8, runtime/zero/stage3.py and partition_parameters.py; a name in parentheses is the function
+followed.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from strategies.base import StateLayout
+from strategies.estimate import CauseBytes
+from strategies.job import Job
+from strategies.memory.model_states import FP32_BYTES
+from strategies.memory.optimizer_states import flat_state_bytes, step_copy_bytes
+from strategies.model_spec import ModelSpec
+from strategies.parameter_order import parameter_order, tensor_sizes
+from strategies.plan import Buckets, Plan
+from strategies.units import ceil_div, round_up
+from strategies.zero_gathers import Moment, gathered_elements
+
+NORM_BYTES = 8
+"""Gradient norms are taken of a double-precision copy, tensor by tensor (get_grad_norm_direct)."""
+SUB_GROUP_ELEMENTS = 1_000_000_000
+"""Partitions are updated in parts of about this many elements (sub_group_size, its default)."""
+
+
+def stage3_layout(spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int, on_cpu: bool) -> StateLayout:
+    """Return the layout of stage 3."""
+    return _layout(spec, job, plan.buckets, data_parallel_size, on_cpu)
+
+
+@cache
+def _layout(spec: ModelSpec, job: Job, buckets: Buckets, data_parallel_size: int, on_cpu: bool) -> StateLayout:
+    weight = job.precision.weight_bytes
+    parts = sub_groups(spec, data_parallel_size)
+    share = sum(parts)
+    elements = gathered_elements(spec, data_parallel_size, buckets)
+    bucket = weight * buckets.reduce_bucket_size
+    # The gradient partition and the reduce bucket are made at initialisation and stay.
+    made = CauseBytes(
+        parameters=weight * share,
+        gradients=weight * share,
+        master_weights=FP32_BYTES * share,
+        communication_buckets=bucket,
+    )
+    states = CauseBytes(optimizer_states=sum(flat_state_bytes(job, part) for part in parts))
+    persistent = CauseBytes(gathered_parameters=weight * elements.persistent)
+    largest = max(tensor_sizes(spec))
+
+    def at(moment: Moment) -> CauseBytes:
+        return persistent + CauseBytes(
+            gathered_parameters=weight * moment.gathered,
+            gradients=weight * moment.gradients,
+            communication_buckets=weight * moment.buckets,
+        )
+
+    return StateLayout(
+        resident=made + states,
+        initialise=_initialise(spec, made, parts=parts, weight=weight, size=data_parallel_size, on_cpu=on_cpu),
+        forward=at(elements.forward),
+        forward_start=at(elements.forward_start),
+        backward_start=at(elements.backward_start),
+        first_gradient=at(elements.first_gradient),
+        first_reduction=at(elements.first_block),
+        backward_end=at(elements.in_blocks),
+        embedding_backward=at(elements.after_blocks),
+        optimizer_step=_step(spec, job, parts=parts, persistent=persistent, size=data_parallel_size),
+        evaluation=at(elements.forward),
+        evaluation_start=at(elements.forward_start),
+        save=max(
+            at(elements.after_forward),
+            persistent + CauseBytes(gathered_parameters=weight * round_up(largest, data_parallel_size)),
+            key=lambda causes: causes.total_bytes,
+        ),
+    )
+
+
+@cache
+def sub_groups(spec: ModelSpec, data_parallel_size: int) -> tuple[int, ...]:
+    """Return the elements of one rank's partitions that are updated together (_create_fp16_sub_groups)."""
+    found = []
+    for group in parameter_order(spec).groups:
+        elements = 0
+        for size in group.sizes:
+            elements += ceil_div(size, data_parallel_size)
+            if elements >= SUB_GROUP_ELEMENTS:
+                found.append(elements)
+                elements = 0
+        if elements:
+            found.append(elements)
+    return tuple(found)
+
+
+def _initialise(
+    spec: ModelSpec, made: CauseBytes, *, parts: tuple[int, ...], weight: int, size: int, on_cpu: bool
+) -> CauseBytes:
+    """Return the highest moment: partitioning, making the fp32 partitions, or gathering each tensor once at the end."""
+    sizes = tensor_sizes(spec)
+    largest, share, masters = max(sizes), sum(parts), 0
+    whole = sum(sizes) if on_cpu else largest
+    moments = [
+        CauseBytes(parameters=weight * (sum(sizes) + parameter_order(spec).tied_elements) if on_cpu else 0),
+        # Tensor by tensor; the CPU has the model already.
+        CauseBytes(parameters=weight * (whole + (ceil_div(sizes[0], size) if on_cpu else share))),
+        made + CauseBytes(gathered_parameters=weight * round_up(largest, size)),
+        # Gradients of zeros for the largest part, to make the optimizer's states.
+        CauseBytes(
+            parameters=weight * share,
+            master_weights=FP32_BYTES * share,
+            step_temporaries=FP32_BYTES * max(parts),
+        ),
+    ]
+    for part in parts:
+        # Widened, and cloned (_create_fp32_partitions).
+        widened = FP32_BYTES * part if weight < FP32_BYTES else 0
+        moments.append(
+            CauseBytes(
+                parameters=weight * share, master_weights=FP32_BYTES * (masters + part), step_temporaries=widened
+            )
+        )
+        masters += part
+    return max(moments, key=lambda causes: causes.total_bytes)
+
+
+def _step(spec: ModelSpec, job: Job, *, parts: tuple[int, ...], persistent: CauseBytes, size: int) -> CauseBytes:
+    """Return the highest moment: a norm, a part's gradients flattened and widened, its update, the last gather."""
+    weight = job.precision.weight_bytes
+    temporaries = [NORM_BYTES * ceil_div(max(tensor_sizes(spec)), size)]
+    for part in parts:
+        widened = FP32_BYTES * part if weight < FP32_BYTES else 0
+        temporaries.append(weight * part + widened)
+        temporaries.append((widened or weight * part) + step_copy_bytes(job, part))
+    return max(CauseBytes(step_temporaries=max(temporaries)), persistent, key=lambda causes: causes.total_bytes)
