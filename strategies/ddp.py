@@ -7,13 +7,16 @@ our own engine's fp32 masters (scaling/engines/ddp.py).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import final
 
-from strategies.base import StateLayout, Strategy, largest_tensor_params
+from strategies.base import NOTHING, StateLayout, Strategy, largest_tensor_params
 from strategies.estimate import CauseBytes
 from strategies.job import Job
-from strategies.memory.model_states import FP32_BYTES, Sharding, model_states
+from strategies.memory.model_states import FP32_BYTES, Sharding
+from strategies.memory.optimizer_states import shard_state_bytes, step_copy_bytes
 from strategies.model_spec import ModelSpec
+from strategies.parameter_order import parameter_order
 from strategies.plan import Buckets, Plan
 from strategies.units import MIB
 
@@ -45,28 +48,40 @@ class Ddp(Strategy):
     def layout(
         self, spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int, on_cpu: bool = False
     ) -> StateLayout:
-        states = model_states(spec.num_params, sharding=self.sharding(data_parallel_size), precision=job.precision)
-        # The buckets are made once and stay: gradients are views of them, so they are resident.
-        resident = CauseBytes(
-            parameters=states.parameters,
-            gradients=states.gradients,
-            master_weights=states.master_weights,
-            optimizer_states=states.optimizer_states,
-        )
-        in_flight = CauseBytes(gradients=job.precision.weight_bytes * largest_tensor_params(spec))
-        # With 16-bit weights the step widens gradients to fp32, a chunk at a time.
-        chunk = min(spec.num_params, max(spec.num_params // MASTER_CHUNKS, largest_tensor_params(spec)))
-        fp32_gradients = FP32_BYTES * chunk if job.precision.has_master_weights else 0
-        return StateLayout(
-            resident=resident,
-            initialise=CauseBytes(
-                parameters=states.parameters, gradients=states.gradients, master_weights=states.master_weights
-            ),
-            forward=CauseBytes(),
-            backward_start=CauseBytes(),
-            first_gradient=CauseBytes(),
-            first_reduction=CauseBytes(),
-            backward_end=in_flight,
-            optimizer_step=CauseBytes(step_temporaries=fp32_gradients),
-            evaluation=CauseBytes(),
-        )
+        return _layout(spec, job, on_cpu)
+
+
+@cache
+def _layout(spec: ModelSpec, job: Job, on_cpu: bool) -> StateLayout:
+    weight, precision = job.precision.weight_bytes, job.precision
+    order = parameter_order(spec)
+    # The buckets are made once and stay: gradients are views of them, so they are resident.
+    made = CauseBytes(
+        parameters=weight * spec.num_params,
+        gradients=weight * spec.num_params,
+        master_weights=FP32_BYTES * spec.num_params if precision.has_master_weights else 0,
+    )
+    largest = largest_tensor_params(spec)
+    built = CauseBytes(parameters=weight * (spec.num_params + order.tied_elements)) if on_cpu else NOTHING
+    return StateLayout(
+        resident=made + CauseBytes(optimizer_states=shard_state_bytes(spec, job, 1)),
+        initialise=max(made, built, key=lambda causes: causes.total_bytes),
+        forward=NOTHING,
+        backward_start=NOTHING,
+        first_gradient=CauseBytes(gradients=weight * order.head_elements),
+        first_reduction=CauseBytes(gradients=weight * (order.tied_elements or largest)),
+        backward_end=CauseBytes(gradients=weight * max(order.tied_elements, largest)),
+        # A tied weight's gradients as head and as embedding, and their sum, before it is added to the bucket.
+        embedding_backward=CauseBytes(gradients=weight * (3 * order.tied_elements or order.embedding_elements)),
+        optimizer_step=CauseBytes(step_temporaries=_step_bytes(spec, job, largest=largest)),
+        evaluation=NOTHING,
+    )
+
+
+def _step_bytes(spec: ModelSpec, job: Job, *, largest: int) -> int:
+    """Return the working copies of the step; with 16-bit weights gradients are widened to fp32, a chunk at a time."""
+    if not job.precision.has_master_weights:
+        group = max(each.num_params for each in parameter_order(spec).groups)
+        return step_copy_bytes(job, group, largest=largest)
+    chunk = min(spec.num_params, max(spec.num_params // MASTER_CHUNKS, largest))
+    return FP32_BYTES * chunk + step_copy_bytes(job, chunk, largest=largest)

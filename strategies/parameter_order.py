@@ -43,6 +43,8 @@ class ParameterOrder:
     """Last tensor first. Inside a block the order of names differs from that of use; it decides little."""
     num_embedding_tensors: int
     """The last gradients of backward, when no activation is left."""
+    embedding_elements: int
+    """Of the largest of those."""
     tied_elements: int
     """Of the weight that is embedding and head: its gradient as a head waits for that as an embedding; 0 untied."""
     head_elements: int
@@ -74,6 +76,15 @@ def parameter_order(spec: ModelSpec) -> ParameterOrder:
             Gradient(size=size, group=present.index(group), index=index) for size, group, index in reversed(gradients)
         ),
         num_embedding_tensors=sum(len(group.tensors) for group in spec.groups if group.role is GroupRole.EMBEDDING),
+        embedding_elements=max(
+            (
+                tensor.num_params
+                for group in spec.groups
+                if group.role is GroupRole.EMBEDDING
+                for tensor in group.tensors
+            ),
+            default=0,
+        ),
         tied_elements=tied,
         head_elements=tied or _head_elements(spec),
     )

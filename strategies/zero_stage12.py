@@ -13,12 +13,10 @@ from itertools import pairwise
 from strategies.base import StateLayout
 from strategies.estimate import CauseBytes
 from strategies.job import Job
-from strategies.memory.model_states import FP32_BYTES
-from strategies.memory.optimizer_states import flat_state_bytes, step_copy_bytes
+from strategies.memory.optimizer_states import flat_state_bytes, master_element_bytes, step_copy_bytes
 from strategies.model_spec import ModelSpec
 from strategies.parameter_order import OptimizerGroup, parameter_order
 from strategies.plan import Buckets, Plan
-from strategies.units import ceil_div
 from strategies.zero_gradients import (
     Moment,
     Reduction,
@@ -41,7 +39,7 @@ def stage12_layout(spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size:
 def _layout(
     spec: ModelSpec, job: Job, buckets: Buckets, accumulates: bool, data_parallel_size: int, stage: int
 ) -> StateLayout:
-    weight = job.precision.weight_bytes
+    weight, master = job.precision.weight_bytes, master_element_bytes(job.precision)
     groups = parameter_order(spec).groups
     shares = [partition_elements(group, data_parallel_size) for group in groups]
     flat = [share * data_parallel_size for share in shares]
@@ -56,13 +54,13 @@ def _layout(
     elements = gradient_elements(spec, reduction)
     resident = CauseBytes(
         parameters=weight * sum(flat),
-        master_weights=FP32_BYTES * sum(shares),
+        master_weights=master * sum(shares),
         optimizer_states=sum(flat_state_bytes(job, share) for share in shares),
     )
     between = _moment_bytes(elements.between, weight)
     return StateLayout(
         resident=resident,
-        initialise=_initialise(groups, shares=shares, weight=weight),
+        initialise=_initialise(groups, shares=shares, flat=flat, weight=weight, master=master),
         forward=between,
         backward_start=between,
         first_gradient=_moment_bytes(elements.first_gradient, weight),
@@ -84,30 +82,31 @@ def _moment_bytes(moment: Moment, weight: int) -> CauseBytes:
     return CauseBytes(gradients=weight * moment.gradients, communication_buckets=weight * moment.buckets)
 
 
-def _initialise(groups: Sequence[OptimizerGroup], *, shares: Sequence[int], weight: int) -> CauseBytes:
+def _initialise(
+    groups: Sequence[OptimizerGroup], *, shares: Sequence[int], flat: Sequence[int], weight: int, master: int
+) -> CauseBytes:
     """Return the highest moment: flattening a group beside the model's own tensors, or making its fp32 partition."""
-    size, moments = FP32_BYTES, []
-    flat = masters = 0
+    moments, done, masters = [], 0, 0
     left = sum(group.num_params for group in groups)
-    for group, share in zip(groups, shares, strict=True):
-        aligned = share * ceil_div(group.num_params, share)
-        moments.append(CauseBytes(parameters=weight * (left + flat + aligned), master_weights=size * masters))
-        left, flat = left - group.num_params, flat + aligned
+    for group, share, aligned in zip(groups, shares, flat, strict=True):
+        moments.append(CauseBytes(parameters=weight * (left + done + aligned), master_weights=master * masters))
+        left, done = left - group.num_params, done + aligned
         # The partition is cloned in its own format and widened from that.
-        clone = weight * share if weight < size else 0
-        parameters = weight * (left + flat)
-        moments.append(
-            CauseBytes(parameters=parameters, master_weights=size * (masters + share), step_temporaries=clone)
-        )
+        clone = weight * share if weight < master else 0
         masters += share
+        moments.append(
+            CauseBytes(parameters=weight * (left + done), master_weights=master * masters, step_temporaries=clone)
+        )
     # Gradients of zeros for every group, to make the optimizer's states (initialize_optimizer_states).
-    moments.append(CauseBytes(parameters=weight * flat, master_weights=size * masters, step_temporaries=size * masters))
+    moments.append(
+        CauseBytes(parameters=weight * done, master_weights=master * masters, step_temporaries=master * masters)
+    )
     return max(moments, key=lambda causes: causes.total_bytes)
 
 
 def _step(spec: ModelSpec, job: Job, *, shares: Sequence[int], rank: int, data_parallel_size: int) -> CauseBytes:
     """Return the highest moment of the step: a norm, or a group's gradients flattened, widened and applied."""
-    weight = job.precision.weight_bytes
+    weight, master = job.precision.weight_bytes, master_element_bytes(job.precision)
     groups = parameter_order(spec).groups
     pieces = [_pieces(group, share, rank=rank) for group, share in zip(groups, shares, strict=True)]
     touched = sum(touched_elements(group, data_parallel_size, rank=rank) for group in groups)
@@ -117,7 +116,7 @@ def _step(spec: ModelSpec, job: Job, *, shares: Sequence[int], rank: int, data_p
     for share, parts in zip(shares, pieces, strict=True):
         is_one_piece = len(parts) + (sum(parts) < share) == 1
         flat = 0 if is_one_piece else weight * share
-        widened = FP32_BYTES * share if weight < FP32_BYTES else 0
+        widened = master * share if weight < master else 0
         temporaries.append(flat + widened)
         temporaries.append((widened or flat) + step_copy_bytes(job, share))
     return CauseBytes(gradients=gradients, step_temporaries=max(temporaries))

@@ -11,8 +11,7 @@ from functools import cache
 from strategies.base import StateLayout
 from strategies.estimate import CauseBytes
 from strategies.job import Job
-from strategies.memory.model_states import FP32_BYTES
-from strategies.memory.optimizer_states import flat_state_bytes, step_copy_bytes
+from strategies.memory.optimizer_states import flat_state_bytes, master_element_bytes, step_copy_bytes
 from strategies.model_spec import ModelSpec
 from strategies.parameter_order import parameter_order, tensor_sizes
 from strategies.plan import Buckets, Plan
@@ -32,7 +31,7 @@ def stage3_layout(spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: 
 
 @cache
 def _layout(spec: ModelSpec, job: Job, buckets: Buckets, data_parallel_size: int, on_cpu: bool) -> StateLayout:
-    weight = job.precision.weight_bytes
+    weight, master = job.precision.weight_bytes, master_element_bytes(job.precision)
     parts = sub_groups(spec, data_parallel_size)
     share = sum(parts)
     elements = gathered_elements(spec, data_parallel_size, buckets)
@@ -41,7 +40,7 @@ def _layout(spec: ModelSpec, job: Job, buckets: Buckets, data_parallel_size: int
     made = CauseBytes(
         parameters=weight * share,
         gradients=weight * share,
-        master_weights=FP32_BYTES * share,
+        master_weights=master * share,
         communication_buckets=bucket,
     )
     states = CauseBytes(optimizer_states=sum(flat_state_bytes(job, part) for part in parts))
@@ -57,7 +56,9 @@ def _layout(spec: ModelSpec, job: Job, buckets: Buckets, data_parallel_size: int
 
     return StateLayout(
         resident=made + states,
-        initialise=_initialise(spec, made, parts=parts, weight=weight, size=data_parallel_size, on_cpu=on_cpu),
+        initialise=_initialise(
+            spec, made, parts=parts, weight=weight, master=master, size=data_parallel_size, on_cpu=on_cpu
+        ),
         forward=at(elements.forward),
         forward_start=at(elements.forward_start),
         backward_start=at(elements.backward_start),
@@ -93,7 +94,7 @@ def sub_groups(spec: ModelSpec, data_parallel_size: int) -> tuple[int, ...]:
 
 
 def _initialise(
-    spec: ModelSpec, made: CauseBytes, *, parts: tuple[int, ...], weight: int, size: int, on_cpu: bool
+    spec: ModelSpec, made: CauseBytes, *, parts: tuple[int, ...], weight: int, master: int, size: int, on_cpu: bool
 ) -> CauseBytes:
     """Return the highest moment: partitioning, making the fp32 partitions, or gathering each tensor once at the end."""
     sizes = tensor_sizes(spec)
@@ -107,17 +108,15 @@ def _initialise(
         # Gradients of zeros for the largest part, to make the optimizer's states.
         CauseBytes(
             parameters=weight * share,
-            master_weights=FP32_BYTES * share,
-            step_temporaries=FP32_BYTES * max(parts),
+            master_weights=master * share,
+            step_temporaries=master * max(parts),
         ),
     ]
     for part in parts:
         # Widened, and cloned (_create_fp32_partitions).
-        widened = FP32_BYTES * part if weight < FP32_BYTES else 0
+        widened = master * part if weight < master else 0
         moments.append(
-            CauseBytes(
-                parameters=weight * share, master_weights=FP32_BYTES * (masters + part), step_temporaries=widened
-            )
+            CauseBytes(parameters=weight * share, master_weights=master * (masters + part), step_temporaries=widened)
         )
         masters += part
     return max(moments, key=lambda causes: causes.total_bytes)
@@ -125,10 +124,10 @@ def _initialise(
 
 def _step(spec: ModelSpec, job: Job, *, parts: tuple[int, ...], persistent: CauseBytes, size: int) -> CauseBytes:
     """Return the highest moment: a norm, a part's gradients flattened and widened, its update, the last gather."""
-    weight = job.precision.weight_bytes
+    weight, master = job.precision.weight_bytes, master_element_bytes(job.precision)
     temporaries = [NORM_BYTES * ceil_div(max(tensor_sizes(spec)), size)]
     for part in parts:
-        widened = FP32_BYTES * part if weight < FP32_BYTES else 0
+        widened = master * part if weight < master else 0
         temporaries.append(weight * part + widened)
         temporaries.append((widened or weight * part) + step_copy_bytes(job, part))
     return max(CauseBytes(step_temporaries=max(temporaries)), persistent, key=lambda causes: causes.total_bytes)
