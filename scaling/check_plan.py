@@ -148,8 +148,9 @@ def require_trainable(decision: Decision) -> None:
 
 def _precisions(strategy: StrategyName) -> tuple[Precision, ...]:
     """Return what the strategy's engine trains in."""
-    both = (Precision.FP32, Precision.BF16)
-    return (*both, Precision.BF16_AUTOCAST, Precision.BF16_PURE) if strategy is StrategyName.FSDP2 else both
+    everywhere = (Precision.FP32, Precision.BF16, Precision.BF16_AUTOCAST)
+    # DeepSpeed keeps fp32 masters beside 16-bit weights.
+    return everywhere if strategy in STAGES else (*everywhere, Precision.BF16_PURE)
 
 
 def _offload(has_host_memory: bool) -> tuple[OffloadDevice, ...]:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from scaling.engines.autocast import autocast_forward
 from scaling.engines.base import Engine
 from scaling.engines.gradient_norm import clip_factor, global_norm
 from scaling.engines.master_weights import MasterWeights
@@ -23,7 +24,10 @@ from strategies.units import MIB
 
 @final
 class DdpEngine(Engine):
-    """torch's DistributedDataParallel, with fp32 masters beside 16-bit weights where the job asks for them."""
+    """torch's DistributedDataParallel, with fp32 masters beside 16-bit weights where the job asks for them.
+
+    Pure bf16 has none: AdamW updates the 16-bit weights, with 16-bit moments.
+    """
 
     def __init__(
         self,
@@ -36,6 +40,7 @@ class DdpEngine(Engine):
     ) -> None:
         super().__init__(model.to(device), device=device, meter=meter)
         job = decision.job
+        autocast_forward(model, precision=job.precision, device=device)
         self._max_norm = job.gradient_clipping
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         bucket_bytes = decision.plan.buckets.reduce_bucket_size * job.precision.weight_bytes

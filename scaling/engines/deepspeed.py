@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from scaling.engines.autocast import autocast_forward
 from scaling.engines.base import Engine
 from scaling.engines.optimizer import OptimizerSettings, make_adamw, split_by_decay
 from scaling.meter import PhaseMeter
@@ -42,6 +43,7 @@ class DeepSpeedEngine(Engine):
         meter: PhaseMeter,
     ) -> None:
         super().__init__(model, device=device, meter=meter)
+        autocast_forward(model, precision=decision.job.precision, device=device)
         deepspeed = import_deepspeed(device)
         config = deepspeed_config(decision)
         deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)

@@ -10,7 +10,7 @@ from scaling.measure import MeasuredPlan, Method, measure_plan, trace_plan
 from strategies.cluster import CPU_NAME, Cluster, Gpu, gpu_preset
 from strategies.decision import Decision
 from strategies.estimate import Phase
-from strategies.job import Job
+from strategies.job import Job, Precision
 from strategies.load_model import load_model_spec
 from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
 from strategies.search import FixedParts
@@ -105,6 +105,18 @@ def test_traced_fsdp2_rank_holds_what_a_simulated_rank_holds(reshard_after_forwa
         assert gathered < decision.num_params
     else:
         assert gathered == 2 * decision.num_params  # bf16, whole; 8 ranks divide every tensor of this model
+
+
+@pytest.mark.deepspeed
+@pytest.mark.slow
+def test_traced_autocast_holds_what_a_simulated_one_holds() -> None:
+    decision = decision_for(StrategyName.ZERO2, checkpointing=ActivationCheckpointing.NONE, gpus=8)
+    decision = replace(decision, job=replace(decision.job, precision=Precision.BF16_AUTOCAST))
+    traced = trace_plan(decision, num_steps=2)
+    simulated = measure_plan(decision, num_steps=2, method=Method.SIMULATED)
+    assert totals(traced) == totals(simulated)
+    weights = {phase.phase: phase.causes for phase in simulated.measured.phases}[Phase.FORWARD].parameters
+    assert weights == 4 * decision.num_params
 
 
 @pytest.mark.distributed

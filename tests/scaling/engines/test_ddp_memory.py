@@ -89,3 +89,12 @@ def test_bf16_holds_16_bytes_a_parameter_and_widens_gradients_in_part(accumulati
         assert states.parameters == states.gradients == 2 * NUM_PARAMS
         assert states.master_weights == 4 * NUM_PARAMS
         assert states.optimizer_states == pytest.approx(8 * NUM_PARAMS, abs=1000)
+
+
+def test_pure_bf16_holds_8_bytes_a_parameter() -> None:
+    # Weight 2, gradient 2, two moments 4: everything is in bfloat16 and nothing is kept twice.
+    measurement = measure(precision=Precision.BF16_PURE, accumulation=3)
+    for step in (1, 2, 3):
+        for phase in measurement.device(step=step).phases:
+            assert 8.0 <= phase.total_bytes / NUM_PARAMS < 8.5, (step, phase)
+            assert phase.causes.master_weights == 0

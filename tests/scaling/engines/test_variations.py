@@ -60,6 +60,15 @@ def test_16_bits_follow_fp32(runs: Runs, name: str) -> None:
     assert largest_relative_difference(runs.found[name].losses, runs.plain.losses) < 0.01
 
 
+def test_autocast_means_the_same_without_and_with_shards(runs: Runs) -> None:
+    # fp32 weights and fp32 reductions everywhere, so only the order of sums differs.
+    ddp = runs.found["ddp-bf16-autocast"]
+    for name in ("zero1", "zero2", "zero3"):
+        found = runs.found[f"{name}-bf16-autocast"]
+        assert largest_relative_difference(found.losses, ddp.losses) < 1e-4, name
+        assert largest_relative_difference(found.norms[:1], ddp.norms[:1]) < 1e-5, name
+
+
 def test_training_went_somewhere(runs: Runs) -> None:
     # Equal losses of a model that does not move would prove nothing.
     assert all(found.losses[-1] < 0.95 * found.losses[0] for found in runs.found.values())

@@ -68,11 +68,15 @@ class Variation:
 
 CPU = OffloadDevice.CPU
 ZERO = (StrategyName.ZERO1, StrategyName.ZERO2, StrategyName.ZERO3)
+WHOLE = (StrategyName.DDP, *ZERO)
 FSDP2 = Variation(strategy=StrategyName.FSDP2)
 VARIATIONS = {
     "fsdp2": FSDP2,
     "fsdp2-kept": replace(FSDP2, reshard_after_forward=False),
     "fsdp2-bf16": replace(FSDP2, precision=Precision.BF16),
+    **{f"{name}-bf16-autocast": Variation(strategy=name, precision=Precision.BF16_AUTOCAST) for name in WHOLE},
+    "ddp-bf16-pure": Variation(strategy=StrategyName.DDP, precision=Precision.BF16_PURE),
+    "fsdp2-bf16-pure": replace(FSDP2, precision=Precision.BF16_PURE),
     "fsdp2-bf16-autocast": replace(FSDP2, precision=Precision.BF16_AUTOCAST),
     **{f"{name}-cpu-optimizer": Variation(strategy=name, offload_optimizer=CPU) for name in ZERO},
     "zero3-cpu-parameters": Variation(strategy=StrategyName.ZERO3, offload_param=CPU),
