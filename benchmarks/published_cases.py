@@ -44,7 +44,20 @@ FAMILIES = (
     (r"Llama|LLaMA|Vicuna", "llama"),
     (r"GPT", "gpt2"),
 )
+NOT_STATED = "not stated"
 WITHOUT_FAMILY = r"DeBERTa|DistilBERT|BlenderBot|MiniCPM|OLMo|encoder-decoder|nanochat|GPT-J|GLM"
+
+
+CHUNKED_LOSS = frozenset({"TTC-007", "TUNE-007", "TUNE-008"})
+"""Rows whose source says so beside the columns."""
+OTHERWISE = {
+    "TUNE-004": "its samples are much shorter than the stated length",
+    "BSZ3-017": "activations checkpointed in CPU memory",
+    "BSZ3-018": "activations checkpointed in CPU memory",
+    "BSZ3-019": "activations checkpointed in CPU memory",
+    "BSZ3-037": "killed for its host memory, not the GPU's",
+}
+"""What the source says beside the columns and no formula has."""
 
 
 class LeftOut(Exception):
@@ -64,6 +77,8 @@ def case_of(row: Row) -> dict[str, Any]:
     Raises:
         LeftOut: it names something that has no formula, or leaves out what decides its memory.
     """
+    if row["id"] in OTHERWISE:
+        raise LeftOut(OTHERWISE[row["id"]])
     plan = _strategy(row)
     gpus, micro, seq_len = _number(row, "n_gpus"), _number(row, "micro_batch"), _number(row, "seq_len")
     steps = int(row["grad_accum"] or 1)
@@ -79,7 +94,7 @@ def case_of(row: Row) -> dict[str, Any]:
             "optimizer": _optimizer(row),
             "fused_optimizer": "for-each" not in row["optimizer"],
             "attention": "eager" if row["attention"].startswith("eager") else "flash",
-            "loss": "standard",
+            "loss": "chunked" if row["id"] in CHUNKED_LOSS else "standard",
         },
         "plan": plan,
     }
@@ -129,18 +144,18 @@ def _optimizer(row: Row) -> str:
 
 
 def _cluster(row: Row, gpus: int) -> dict[str, Any]:
-    name = row["gpu"].split(" (")[0]
+    name = row["gpu"].split(" (")[0] or NOT_STATED
     known = gpu_presets()
     nominal = row["gpu_mem_gib"]
-    closest = next((preset for preset in known if preset.startswith(name)), None) if name else None
+    closest = next((preset for preset in known if preset.startswith(name)), None)
     if closest is None:
         closest = next((preset for preset in known if preset.replace("-", "").startswith(name.replace("-", ""))), None)
-    if closest is None and not nominal:
-        raise LeftOut(f"gpu {row['gpu'] or 'not stated'}")
+    if closest is None and not nominal and not row["peak_mem_gib"]:
+        raise LeftOut(f"gpu {name}")
     cluster: dict[str, Any] = {"gpu": closest or "A100-80GB-SXM", "gpus": gpus}
     if nominal and not float(nominal).is_integer():
         cluster["gpu_memory_gib"] = float(nominal)
-    elif closest is None:
+    elif closest is None and nominal:
         cluster["gpu_memory_gib"] = round(float(nominal) * 0.98, 2)
     return cluster
 

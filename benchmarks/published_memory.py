@@ -104,7 +104,8 @@ def _add(found: Found, row: Row, case_of: Callable[[Row], dict[str, Any]]) -> No
     if "error" in answer:
         found.left_out[row["id"]] = answer["error"]
         return
-    found.outcomes.append(_outcome(row, case, answer))
+    if row["gpu"]:
+        found.outcomes.append(_outcome(row, case, answer))
     if (peak := _peak(row, answer)) is not None:
         found.peaks.append(peak)
 

@@ -121,10 +121,10 @@ def _seq_len(row: Row) -> int:
 
 def _precision(row: Row, strategy: str) -> str:
     text = row["precision"]
-    if "pure" in text or "bf16 master" in text:
-        return "bf16-pure"
     if text.startswith("fp32"):
         return "fp32"
+    if "pure" in text or "bf16 master" in text:
+        return "bf16-pure"
     narrow = "fp16" if "fp16" in text else "bf16"
     return narrow if strategy.startswith("zero") else f"{narrow}-autocast"
 
