@@ -96,6 +96,10 @@ class ModelSpec:
     num_moe_layers: int = 0
     sliding_window: int | None = None
     num_sliding_layers: int = 0
+    rotary_dim: int = 0
+    """Numbers of each head that are rotated."""
+    variant: str = ""
+    """Settings that change no parameter but what forward keeps: see `strategies.architectures.variants`."""
     groups: tuple[ParameterGroup, ...] = ()
 
     def __post_init__(self) -> None:

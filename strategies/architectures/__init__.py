@@ -6,6 +6,7 @@ Names, shapes and order are those of ``named_parameters()`` in transformers 5.24
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -29,6 +30,7 @@ from strategies.architectures.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from strategies.architectures.stablelm import STABLELM
 from strategies.architectures.starcoder2 import STARCODER2
 from strategies.architectures.t5 import T5
+from strategies.architectures.variants import rotary_dim_of, variant_of
 from strategies.architectures.vit import VIT
 from strategies.errors import SpecError
 from strategies.model_spec import ModelSpec
@@ -100,6 +102,11 @@ def spec_from_config(config: Mapping[str, Any], *, name: str) -> ModelSpec:
     architecture = _architecture(config, name=name)
     _refuse_foreign(config, architecture, name=name)
     spec = architecture.build(architecture.check(config, name=name))
+    spec = replace(
+        spec,
+        variant=variant_of(config, family=spec.family),
+        rotary_dim=rotary_dim_of(config, family=spec.family, head_dim=spec.head_dim),
+    )
     if spec.num_params > MAX_PARAMS:
         raise SpecError(f"model {name}: {spec.num_params:.3g} parameters are above {MAX_PARAMS:.0e}; correct the sizes")
     return spec

@@ -1,219 +1,266 @@
-"""Activations: bytes that one block keeps for backward, and what is in flight around it.
+"""Activations and logits of one forward and backward: the highest moments, in bytes by part.
 
-Source of the coefficients: tensors saved by the modelling code of transformers 5.24 with torch 2.13, read off traces on
-the meta device with CUDA's attention and dropout kernels and fitted on random shapes; exact in 16 bit for every family
-listed, without mask (one document per sequence, or packed without position resets). ``docs/memory.md`` lists what each
-term is.
+Every figure is a form of `strategies.memory.forms`, exact for the modelling code of transformers 5.24 with torch 2.13
+at the shapes traced; see ``docs/memory.md``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple
 
-from strategies.errors import SpecError
-from strategies.job import Precision
+from strategies.job import Attention, LossImplementation
+from strategies.memory.features import sizes_of
+from strategies.memory.forms import BlockForms, Form, FormSet, Level, form_set, kinds_of
 from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing
 
-RNG_STATE_BYTES = 24
-"""Seed and offset that CUDA's flash attention keeps per layer (meta kernel, torch 2.13)."""
+
+class Bytes(NamedTuple):
+    """What lives at one moment beside the model states."""
+
+    activations: int = 0
+    recomputed_block: int = 0
+    logits: int = 0
+    gradients: int = 0
+    """Gradients of weights that one operator has just made and that are still to be added to those kept."""
+
+    @property
+    def total(self) -> int:
+        return self.activations + self.recomputed_block + self.logits
+
+    def plus(self, other: Bytes, *, times: int = 1) -> Bytes:
+        """Return the sum with ``times`` the other."""
+        return Bytes(
+            self.activations + times * other.activations,
+            self.recomputed_block + times * other.recomputed_block,
+            self.logits + times * other.logits,
+            self.gradients + times * other.gradients,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockForm:
-    """Bytes per token of one block = sum of coefficient x size. Split by the element size of what is kept."""
+class Setting:
+    """Everything but the model and the number of samples that activations depend on."""
 
-    hidden: int
-    """16-bit elements x 2 per hidden unit, and so on: all coefficients are bytes in 16-bit precision."""
-    query: int = 0
-    key_value: int = 0
-    mlp: int
-    heads: int = 4
-    """The log-sum-exp of attention, fp32, and further fp32 numbers per head."""
-    key_value_heads: int = 0
-    constant: int = 8
-    """One fp32 number a token for each norm, two for a LayerNorm."""
-    hidden_fp32: int
-    """The coefficient of ``hidden`` when weights and activations are fp32."""
-    query_key_norm: int = 0
-    """Per query and key unit, on top: norms on the heads."""
-    query_key_norm_fp32: int = 0
-    layer_norm: bool = False
-    """LayerNorm keeps two numbers a token (mean, rstd), in the input's format on a CPU; RMSNorm one in fp32."""
-    shifted_norms: int = 0
-    """Gemma's norms scale by 1 + weight and keep that sum in fp32: norms of hidden width."""
-    shifted_head_norms: int = 0
-    dropouts: int = 0
-    """Dropout layers on the residual stream: one mask byte per hidden unit each, included in ``hidden``."""
-    final: int = 8
-    """The last norm, and a dropout on the embeddings, per hidden unit, 16-bit."""
-    final_fp32: int = 12
-    embedding_dropouts: int = 0
-    """Included in ``final``, like ``dropouts``."""
-    rotary: float = 1.0
-    """Share of each head that is rotated: its sines and cosines are kept once."""
+    seq_len: int
+    number_format: str
+    """``16bit``, ``autocast`` (16-bit computation on fp32 weights) or ``fp32``."""
+    attention: Attention
+    activation_checkpointing: ActivationCheckpointing
+    checkpoint_every: int = 1
+    loss: LossImplementation
+    on_cpu: bool = False
+    """Whether torch's CPU kernels run."""
 
 
-# fp32 columns: the fp32 copies that norms make of 16-bit inputs fall away, the residual stream itself is kept instead.
-_LLAMA = BlockForm(hidden=16, query=4, key_value=4, mlp=8, hidden_fp32=24)
-_QWEN3 = replace(_LLAMA, heads=8, key_value_heads=4, query_key_norm=6, query_key_norm_fp32=8)
-FORMS: dict[str, BlockForm] = {
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "mixtral": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": _QWEN3,
-    # The shared expert's output is kept beside its gate.
-    "qwen2_moe": replace(_LLAMA, hidden=18, hidden_fp32=28),
-    "qwen3_moe": _QWEN3,
-    "granite": _LLAMA,
-    "olmo2": replace(_LLAMA, hidden=20, constant=16, query_key_norm=8, query_key_norm_fp32=8, final=10),
-    "stablelm": BlockForm(
-        hidden=10,
-        query=4,
-        key_value=4,
-        mlp=8,
-        constant=16,
-        hidden_fp32=20,
-        layer_norm=True,
-        final=4,
-        final_fp32=8,
-        rotary=0.25,
-    ),
-    "gemma": replace(_LLAMA, hidden=20, final=10, shifted_norms=2),
-    "gemma3_text": BlockForm(
-        hidden=36,
-        query=4,
-        key_value=4,
-        mlp=8,
-        heads=8,
-        key_value_heads=4,
-        constant=16,
-        hidden_fp32=40,
-        query_key_norm=8,
-        query_key_norm_fp32=8,
-        shifted_norms=4,
-        shifted_head_norms=2,
-        final=10,
-    ),
-    "phi3": BlockForm(hidden=18, query=6, key_value=6, mlp=8, hidden_fp32=28),
-    "gpt2": BlockForm(
-        hidden=18,
-        mlp=10,
-        constant=16,
-        hidden_fp32=34,
-        layer_norm=True,
-        dropouts=2,
-        final=5,
-        final_fp32=9,
-        embedding_dropouts=1,
-        rotary=0,
-    ),
-    "gpt_neox": BlockForm(
-        hidden=20, mlp=4, constant=16, hidden_fp32=40, layer_norm=True, final=4, final_fp32=8, rotary=0.25
-    ),
-    "opt": BlockForm(
-        hidden=18, mlp=2, constant=16, hidden_fp32=34, layer_norm=True, dropouts=2, final=4, final_fp32=8, rotary=0
-    ),
-}
-TOKEN_BYTES = 20
-"""Token ids and moved labels (int64), one fp32 number of the last norm; within 24 bytes a token for every family."""
+class Stretch(StrEnum):
+    """Part of a step in which the model states stay about the same."""
+
+    FIRST_BLOCK_IN_FORWARD = "first_block_in_forward"
+    FORWARD = "forward"
+    """Its end, with everything kept."""
+    BEFORE_FIRST_GRADIENT = "before_first_gradient"
+    """The start of backward, in loss and head."""
+    AFTER_FIRST_GRADIENT = "after_first_gradient"
+    """The rest of the head."""
+    LAST_BLOCK = "last_block"
+    """Its backward: all other blocks are kept."""
+    FIRST_BLOCK = "first_block"
+    """Its backward: no other block's activations are left."""
+    EMBEDDING = "embedding"
+    """The very end of backward."""
+    BLOCK_IN_EVALUATION = "block_in_evaluation"
+    EVALUATION = "evaluation"
+    KEPT = "kept"
+    """What all blocks keep, from forward to backward."""
 
 
-def block_activations(spec: ModelSpec, *, num_tokens: int, precision: Precision, on_cpu: bool = False) -> int:
-    """Return the bytes one block keeps for backward without activation checkpointing.
+Moments = Mapping[Stretch, tuple[Bytes, ...]]
 
-    Fused attention; nothing quadratic in the sequence length. Holds for the families in ``FORMS``; not for masks
-    (padding, sliding windows shorter than the sequence), which CUDA's kernels expand per layer.
-    ``on_cpu`` counts torch's CPU kernels instead: dropout noise in full width, LayerNorm statistics in the input's
-    format. Dropout on the attention weights makes a CPU fall back to quadratic attention; that is not counted.
+
+class Affine(NamedTuple):
+    """One moment for any number of samples."""
+
+    total: int
+    """Bytes with one sample."""
+    total_per_sample: int
+    gradients: int
+    gradients_per_sample: int
+    parts: Bytes
+    parts_per_sample: Bytes
+
+
+Levels = Mapping[Stretch, tuple[Affine, ...]]
+"""The moments of every stretch that can be its highest."""
+
+
+def highest(moments: Sequence[Affine], micro_batch_size: int, *, with_gradients: bool = False) -> Bytes:
+    """Return the highest of some moments, nothing where there are none."""
+    times, best, most = micro_batch_size - 1, None, -1
+    for moment in moments:
+        bytes_then = moment.total + times * moment.total_per_sample
+        if with_gradients:
+            bytes_then += moment.gradients + times * moment.gradients_per_sample
+        if bytes_then > most:
+            most, best = bytes_then, moment
+    if best is None:
+        return _NOTHING
+    return best.parts.plus(best.parts_per_sample, times=times) if times else best.parts
+
+
+_NOTHING = Bytes()
+
+
+def activation_levels(spec: ModelSpec, setting: Setting, *, micro_batch_size: int) -> Levels:
+    """Return the moments of one forward, backward and evaluation.
+
+    They hold for any number of samples, since every form is affine in it; but not those of the fused loss, whose chunks
+    jump from one power of two to the next.
 
     Raises:
-        SpecError: no closed form for this family.
+        SpecError: there are no forms for the model on this device.
     """
-    form = require_closed_form(spec)
-    fp32, wide = precision is Precision.FP32, precision.weight_bytes // 2
-    hidden = form.hidden_fp32 if fp32 else form.hidden
-    hidden += form.dropouts * _cpu_noise_bytes(precision) if on_cpu else 0
-    head_norm = form.query_key_norm_fp32 if fp32 else form.query_key_norm
-    narrow_statistics = form.layer_norm and on_cpu and not fp32
-    per_token = (
-        hidden * spec.hidden_size
-        + (wide * form.query + head_norm) * spec.query_size
-        + (wide * form.key_value + head_norm) * spec.key_value_size
-        + wide * form.mlp * _active_mlp_size(spec)
-        + form.heads * spec.num_attention_heads
-        + form.key_value_heads * spec.num_key_value_heads
-        + (form.constant // 2 if narrow_statistics else form.constant)
-    )
-    per_block = 4 * (form.shifted_norms * spec.hidden_size + form.shifted_head_norms * spec.head_dim)
-    return num_tokens * per_token + per_block + (0 if on_cpu else RNG_STATE_BYTES)
+    if setting.loss is LossImplementation.FUSED:
+        return _fused_levels(spec, setting, micro_batch_size)
+    return _levels(spec, setting)
 
 
-def kept_activations(
-    spec: ModelSpec,
-    *,
-    num_tokens: int,
-    precision: Precision,
-    activation_checkpointing: ActivationCheckpointing,
-    on_cpu: bool = False,
-) -> int:
-    """Return the bytes of all blocks at the end of forward; with full activation checkpointing, each block's input."""
-    if activation_checkpointing is ActivationCheckpointing.FULL:
-        return spec.num_layers * num_tokens * spec.hidden_size * precision.weight_bytes
-    block = block_activations(spec, num_tokens=num_tokens, precision=precision, on_cpu=on_cpu)
-    return spec.num_layers * block
-
-
-def outer_activations(
-    spec: ModelSpec, *, num_tokens: int, seq_len: int, precision: Precision, on_cpu: bool = False
-) -> int:
-    """Return the bytes kept outside the blocks, logits left out: last norm, position tables, ids and labels."""
-    form = require_closed_form(spec)
-    hidden = form.final_fp32 if precision is Precision.FP32 else form.final
-    hidden += form.embedding_dropouts * _cpu_noise_bytes(precision) if on_cpu else 0
-    rotary = 2 * precision.weight_bytes * seq_len * spec.head_dim * form.rotary
-    return num_tokens * (hidden * spec.hidden_size + TOKEN_BYTES) + round(rotary)
-
-
-def recomputed_block(spec: ModelSpec, *, num_tokens: int, precision: Precision, on_cpu: bool = False) -> int:
-    """Return the bytes of the block that backward has just recomputed, plus what its own backward has in flight.
-
-    In flight: the gradients of the two widest MLP tensors. A fit to traces of this form is within 5 % of the block.
-    """
-    block = block_activations(spec, num_tokens=num_tokens, precision=precision, on_cpu=on_cpu)
-    return block + backward_in_flight(spec, num_tokens=num_tokens, precision=precision)
-
-
-def backward_in_flight(spec: ModelSpec, *, num_tokens: int, precision: Precision) -> int:
-    """Return the bytes of the gradients of activations that live at one moment inside a block's backward."""
-    return 2 * num_tokens * precision.weight_bytes * _active_mlp_size(spec)
-
-
-def _cpu_noise_bytes(precision: Precision) -> int:
-    """Return what a dropout keeps per element on a CPU beyond CUDA's one-byte mask: noise in the input's format."""
-    return precision.weight_bytes - 1
-
-
-def require_closed_form(spec: ModelSpec) -> BlockForm:
-    """Return the form of the spec's family.
-
-    Raises:
-        SpecError: there is none.
-    """
-    if spec.family not in FORMS:
-        raise SpecError(
-            f"model {spec.name}: no closed form for the activations of model_type={spec.family!r} yet, so its peak "
-            f"cannot be predicted (there is one for {', '.join(sorted(FORMS))}); "
-            f"its {spec.num_params:,} parameters are known"
+@lru_cache(maxsize=4096)
+def _levels(spec: ModelSpec, setting: Setting) -> Levels:
+    one, two = (_moments(spec, setting, micro_batch_size=size) for size in (1, 2))
+    return {
+        stretch: tuple(
+            _affine(before, after.plus(before, times=-1))
+            for before, after in zip(one[stretch], two[stretch], strict=True)
         )
-    return FORMS[spec.family]
+        for stretch in Stretch
+    }
 
 
-def _active_mlp_size(spec: ModelSpec) -> int:
-    """Return the MLP width one token passes through; for experts, the sum over those chosen, gathers included."""
-    if not spec.num_experts_per_token:
-        return spec.intermediate_size
-    # Gathered inputs and outputs cost 4 bytes per hidden unit and chosen expert: half a unit of MLP width each.
-    width = spec.num_experts_per_token * (spec.moe_intermediate_size + spec.hidden_size // 2)
-    return width + spec.shared_expert_intermediate_size
+@lru_cache(maxsize=4096)
+def _fused_levels(spec: ModelSpec, setting: Setting, micro_batch_size: int) -> Levels:
+    moments = _moments(spec, setting, micro_batch_size=micro_batch_size)
+    return {stretch: tuple(_affine(each, _NOTHING) for each in moments[stretch]) for stretch in Stretch}
+
+
+def _affine(one: Bytes, per_sample: Bytes) -> Affine:
+    return Affine(one.total, per_sample.total, one.gradients, per_sample.gradients, one, per_sample)
+
+
+def _moments(spec: ModelSpec, setting: Setting, *, micro_batch_size: int) -> Moments:
+    forms = form_set(spec, number_format=setting.number_format, on_cpu=setting.on_cpu)
+    sizes = sizes_of(spec, micro_batch_size=micro_batch_size, seq_len=setting.seq_len)
+    return _Evaluation(spec, setting, forms, sizes).moments()
+
+
+class _Block(NamedTuple):
+    """A kind of block in one model."""
+
+    number: int
+    above: Bytes
+    """Kept by blocks of other kinds after the last one of this kind."""
+    below: Bytes
+    """Kept by blocks before the first one of this kind."""
+    forms: BlockForms
+
+
+class _Evaluation:
+    """Evaluates the forms of one model and setting."""
+
+    def __init__(self, spec: ModelSpec, setting: Setting, forms: FormSet, sizes: Mapping[str, int]) -> None:
+        self.setting, self.sizes = setting, sizes
+        self._products: dict[str, int] = {}
+        self.head = forms.head(setting.loss)
+        self.blocks = list(self._blocks(spec, forms))
+
+    def moments(self) -> Moments:
+        kept, in_forward, evaluation = (self._sum(name) for name in ("kept", "kept_in_forward", "evaluation_kept"))
+        forward_base = in_forward.plus(self._base("forward_base"))
+        backward_base = kept.plus(self._base("backward_base"))
+        evaluation_base = evaluation.plus(self._base("evaluation_base"))
+        forward, again = self._in_blocks("forward"), self._in_blocks("evaluation")
+        bottom = [(block, level) for block in self.blocks for level in block.forms.bottom]
+        found: dict[Stretch, Iterable[Bytes]] = {
+            Stretch.KEPT: (kept,),
+            Stretch.FIRST_BLOCK_IN_FORWARD: forward,
+            Stretch.FORWARD: (
+                *self._on(forward_base, self.head.forward),
+                *(level.plus(in_forward) for level in forward),
+            ),
+            Stretch.BEFORE_FIRST_GRADIENT: self._on(backward_base, self.head.before_gradient),
+            Stretch.AFTER_FIRST_GRADIENT: (backward_base, *self._on(backward_base, self.head.after_gradient)),
+            Stretch.LAST_BLOCK: (
+                self._bytes(level).plus(kept).plus(block.above, times=-1)
+                for block in self.blocks
+                for level in block.forms.top
+            ),
+            Stretch.FIRST_BLOCK: (
+                self._bytes(level).plus(block.below) for block, level in bottom if not _is_embedding(level)
+            ),
+            Stretch.EMBEDDING: (self._bytes(level) for _, level in bottom if _is_embedding(level)),
+            Stretch.BLOCK_IN_EVALUATION: again,
+            Stretch.EVALUATION: (
+                *self._on(evaluation_base, self.head.evaluation),
+                *(level.plus(evaluation) for level in again),
+            ),
+        }
+        return {stretch: tuple(moments) for stretch, moments in found.items()}
+
+    def _in_blocks(self, name: str) -> list[Bytes]:
+        return [self._bytes(level) for block in self.blocks for level in getattr(block.forms, name)]
+
+    def _blocks(self, spec: ModelSpec, forms: FormSet) -> Iterator[_Block]:
+        setting = self.setting
+        kinds = kinds_of(spec, attention=setting.attention, seq_len=setting.seq_len, forms=forms)
+        every, chosen = setting.checkpoint_every, setting.activation_checkpointing
+        for kind, number in kinds.items():
+            if chosen is ActivationCheckpointing.NONE or every == 1:
+                yield _Block(number, Bytes(), Bytes(), forms.block(kind, chosen))
+                continue
+            yield from self._mixed(
+                number, every, forms.block(kind, chosen), forms.block(kind, ActivationCheckpointing.NONE)
+            )
+
+    def _mixed(self, number: int, every: int, checkpointed: BlockForms, plain: BlockForms) -> Iterator[_Block]:
+        """Yield both kinds where blocks 0, k, 2k ... are checkpointed."""
+        num_checkpointed = -(-number // every)
+        after = number - 1 - (num_checkpointed - 1) * every
+        first, other = self._bytes(checkpointed.kept), self._bytes(plain.kept)
+        yield _Block(num_checkpointed, Bytes().plus(other, times=after), Bytes(), checkpointed)
+        if number > num_checkpointed:
+            yield _Block(number - num_checkpointed, Bytes() if after else first, first, plain)
+
+    def _sum(self, name: str) -> Bytes:
+        total = Bytes()
+        for block in self.blocks:
+            total = total.plus(self._bytes(getattr(block.forms, name)), times=block.number)
+        return total
+
+    def _base(self, name: str) -> Bytes:
+        return max((self._bytes(getattr(block.forms, name)) for block in self.blocks), key=lambda base: base.total)
+
+    def _on(self, base: Bytes, levels: Sequence[Level]) -> Iterator[Bytes]:
+        return (base.plus(self._bytes(level)) for level in levels)
+
+    def _bytes(self, level: Level) -> Bytes:
+        return Bytes(**{part: self._value(form) for part, form in level.items()})
+
+    def _value(self, form: Form) -> int:
+        return round(sum(coefficient * self._product(name) for name, coefficient in form.items()))
+
+    def _product(self, name: str) -> int:
+        known = self._products.get(name)
+        if known is None:
+            known = 1
+            for letter in name.split("*"):
+                known *= 1 if letter == "1" else self.sizes[letter]
+            self._products[name] = known
+        return known
+
+
+def _is_embedding(level: Level) -> bool:
+    return "V*h" in level.get("gradients", {})

@@ -1,0 +1,208 @@
+"""Forms of the memory model against traces of shapes they were not fitted on; the largest error by family and mode.
+
+Method: for every variant and setting two random shapes of five blocks, and presets with their own widths at some depth,
+are traced; the highest moments of forward and backward, activations and logits alone, are compared with the forms.
+Usage: ``python -m benchmarks.activation_check [family ...]``; writes ``benchmarks/results/activation_forms.json`` and
+``.md``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.environment import environment
+from benchmarks.form_families import TASKS, Shape, depth_keys, random_shape
+from benchmarks.form_traces import Setting as TraceSetting
+from benchmarks.form_traces import trace_shape
+from benchmarks.form_variants import FAMILIES, WITH_WINDOWS, variants, windowed
+from scaling.ownership import Cause
+from scaling.storage_log import EventKind
+from scaling.trace import Recompute, TraceLog, TracePrecision
+from scaling.trace.log import CAUSES
+from strategies.errors import SpecError
+from strategies.estimate import Phase
+from strategies.job import Attention, LossImplementation
+from strategies.load_model import load_model_spec
+from strategies.memory.activations import Setting, Stretch, activation_levels, highest
+from strategies.memory.forms import has_fused_attention
+from strategies.model_spec import ModelSpec
+from strategies.plan import ActivationCheckpointing
+
+RESULTS = Path(__file__).parent / "results"
+DEPTH = 5
+SEEDS = (11, 12)
+FORMATS = {"16bit": TracePrecision.BF16, "autocast": TracePrecision.BF16_AUTOCAST, "fp32": TracePrecision.FP32}
+_COUNTED = [CAUSES.index(cause) for cause in (Cause.ACTIVATIONS, Cause.RECOMPUTED_BLOCK, Cause.LOGITS)]
+IN_FORWARD = (Stretch.FORWARD, Stretch.FIRST_BLOCK_IN_FORWARD)
+IN_BACKWARD = (
+    *(Stretch.BEFORE_FIRST_GRADIENT, Stretch.AFTER_FIRST_GRADIENT, Stretch.LAST_BLOCK),
+    *(Stretch.FIRST_BLOCK, Stretch.EMBEDDING),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One traced setting."""
+
+    family: str
+    variant: str
+    device: str
+    number_format: str
+    attention: str
+    activation_checkpointing: str
+    every: int
+    loss: str
+    batch: int
+    seq: int
+    forward_bytes: int
+    forward_error: float
+    """Predicted over traced, less one."""
+    backward_bytes: int
+    backward_error: float
+
+    @property
+    def worst(self) -> float:
+        return max(abs(self.forward_error), abs(self.backward_error))
+
+
+def main(families: list[str]) -> None:
+    """Compare, print a line a family, and store all rows."""
+    rows: list[Row] = []
+    for family in families or FAMILIES:
+        found = list(_family(family))
+        rows += found
+        worst = max(found, key=lambda row: row.worst, default=None)
+        print(family, len(found), "rows", "" if worst is None else f"worst {worst.worst:.4%} {worst}", flush=True)
+    content = {"environment": asdict(environment()), "rows": [asdict(row) for row in rows]}
+    (RESULTS / "activation_forms.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _family(family: str) -> Iterator[Row]:
+    for settings in variants(family):
+        for seed in SEEDS:
+            shape = random_shape(family, settings, seed=seed, batch=1 if seed % 2 else None, is_realistic=True)
+            config = {"model_type": family, **shape.values, **depth_keys(family, DEPTH)}
+            for mode in modes(family):
+                yield from _row(family, settings, shape, config, mode)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """What is compared besides the shape."""
+
+    device: str = "cuda"
+    number_format: str = "16bit"
+    attention: str = "flash"
+    checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE
+    every: int = 1
+    loss: LossImplementation = LossImplementation.STANDARD
+
+
+def modes(family: str) -> Iterator[Mode]:
+    """Yield the modes compared: every value of every setting, not all combinations."""
+    full, selective = ActivationCheckpointing.FULL, ActivationCheckpointing.SELECTIVE
+    for number_format in FORMATS:
+        for attention in ("flash", "eager", *(("windowed",) if family in WITH_WINDOWS else ())):
+            for checkpointing in ActivationCheckpointing:
+                yield Mode(number_format=number_format, attention=attention, checkpointing=checkpointing)
+        yield Mode(number_format=number_format, checkpointing=full, every=2)
+        if family not in TASKS:
+            yield Mode(number_format=number_format, loss=LossImplementation.CHUNKED)
+            yield Mode(number_format=number_format, loss=LossImplementation.FUSED, checkpointing=full)
+        for checkpointing in (ActivationCheckpointing.NONE, selective):
+            yield Mode(device="cpu", number_format=number_format, checkpointing=checkpointing)
+
+
+def _row(
+    family: str, settings: Mapping[str, Any], shape: Shape, config: Mapping[str, Any], mode: Mode
+) -> Iterator[Row]:
+    if mode.attention == "windowed":
+        config = windowed(family, config, num_layers=DEPTH)
+    spec = load_model_spec(dict(config))
+    attention = "eager" if mode.attention == "eager" else "flash"
+    try:
+        if attention == "flash" and not has_fused_attention(spec):
+            return
+        predicted = predict(spec, shape, mode)
+    except (SpecError, KeyError):
+        return
+    log = trace_shape(
+        TraceSetting(
+            family=family,
+            values=settings,
+            precision=FORMATS[mode.number_format],
+            kernels=mode.device,
+            attention="eager" if attention == "eager" else "sdpa",
+            is_windowed=mode.attention == "windowed",
+            checkpointing=Recompute(mode.checkpointing.value),
+            loss=mode.loss,
+        ),
+        shape,
+        num_layers=DEPTH,
+        every=mode.every,
+    )
+    traced = peaks(log)
+    forward, backward = (predicted[phase] / traced[phase] - 1 for phase in (Phase.FORWARD, Phase.BACKWARD))
+    yield Row(
+        family=family,
+        variant=spec.variant,
+        device=mode.device,
+        number_format=mode.number_format,
+        attention=mode.attention,
+        activation_checkpointing=mode.checkpointing.value,
+        every=mode.every,
+        loss=mode.loss.value,
+        batch=shape.batch,
+        seq=shape.seq,
+        forward_bytes=traced[Phase.FORWARD],
+        forward_error=forward,
+        backward_bytes=traced[Phase.BACKWARD],
+        backward_error=backward,
+    )
+
+
+def predict(spec: ModelSpec, shape: Shape, mode: Mode) -> dict[Phase, int]:
+    """Return the highest moments of activations and logits by the forms."""
+    setting = Setting(
+        seq_len=shape.seq,
+        number_format=mode.number_format,
+        attention=Attention.EAGER if mode.attention == "eager" else Attention.FLASH,
+        activation_checkpointing=mode.checkpointing,
+        checkpoint_every=mode.every,
+        loss=mode.loss,
+        on_cpu=mode.device == "cpu",
+    )
+    levels = activation_levels(spec, setting, micro_batch_size=shape.batch)
+    return {
+        phase: max(highest(levels[stretch], shape.batch).total for stretch in stretches)
+        for phase, stretches in ((Phase.FORWARD, IN_FORWARD), (Phase.BACKWARD, IN_BACKWARD))
+    }
+
+
+def peaks(log: TraceLog) -> dict[Phase, int]:
+    """Return the highest sum of activations and logits in forward and in backward of the first step."""
+    counted = np.isin(log.cause[log.storage], _COUNTED) | np.isin(log.storage, _gradients_of_forward(log))
+    live = np.cumsum(np.where(counted, log.change_bytes, 0))
+    found: dict[Phase, int] = {}
+    for section, first, end in log.ranges():
+        if section.phase in (Phase.FORWARD, Phase.BACKWARD):
+            found[section.phase] = int(live[max(first - 1, 0) : end].max())
+    return found
+
+
+def _gradients_of_forward(log: TraceLog) -> list[int]:
+    """Return the gradients of weights that a fused loss makes in forward and keeps for backward."""
+    ends = {section.phase: end for section, _, end in log.ranges()}
+    made = log.storage[: ends[Phase.FORWARD]][log.kind[: ends[Phase.FORWARD]] == EventKind.ALLOCATE]
+    return [int(number) for number in made if log.cause[number] == CAUSES.index(Cause.GRADIENTS)]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

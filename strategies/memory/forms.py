@@ -1,0 +1,161 @@
+"""Reads the form files: what every family keeps and holds, as sums of coefficient x product of sizes.
+
+The files are made from traces by ``benchmarks/activation_forms.py``; `strategies.memory.features` names the sizes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from strategies.errors import SpecError
+from strategies.job import Attention, LossImplementation
+from strategies.model_spec import ModelSpec
+from strategies.plan import ActivationCheckpointing
+
+FOLDER = Path(__file__).parent / "forms"
+
+Form = Mapping[str, float]
+"""Bytes by product of sizes, such as ``B*S*h``."""
+Level = Mapping[str, Form]
+"""By part: activations, recomputed_block, logits; and gradients, of weights, at the moment they are made."""
+
+
+class BlockForms(NamedTuple):
+    """What one kind of block keeps, and the moments in and around it. Levels leave out what blocks keep."""
+
+    kept: Level
+    """From a block's forward to its backward."""
+    kept_in_forward: Level
+    """Likewise to the end of forward: under autocast, 16-bit copies of weights live until there."""
+    forward_base: Level
+    """Where head and loss begin in forward."""
+    backward_base: Level
+    """Where they end in backward."""
+    forward: Sequence[Level]
+    top: Sequence[Level]
+    """In the backward of the last block, where every other one is kept."""
+    bottom: Sequence[Level]
+    """In the backward of the first block, and of the embedding."""
+    evaluation_kept: Level
+    evaluation_base: Level
+    evaluation: Sequence[Level]
+
+
+class HeadForms(NamedTuple):
+    """Moments of head and loss on top of a base."""
+
+    forward: Sequence[Level]
+    before_gradient: Sequence[Level]
+    """In backward, before the first gradient of a weight."""
+    after_gradient: Sequence[Level]
+    evaluation: Sequence[Level]
+
+
+class FormSet(NamedTuple):
+    """All forms of one variant of a family, one number format and one device."""
+
+    settings: Mapping[str, Mapping[str, Any]]
+
+    def block(self, kind: str, checkpointing: ActivationCheckpointing) -> BlockForms:
+        """Return the forms of a block; ``kind`` is flash, windowed or eager."""
+        found = self.settings[f"blocks.{kind}.{checkpointing.value}"]
+        plain = self.settings[f"blocks.{kind}.none"]
+        evaluation = {name: plain[name] for name in ("evaluation_kept", "evaluation_base", "evaluation")}
+        return BlockForms(**{**found, **evaluation})
+
+    def head(self, loss: LossImplementation) -> HeadForms:
+        """Return the forms of a loss."""
+        return HeadForms(**self.settings[f"head.{loss.value}"])
+
+
+def form_set(spec: ModelSpec, *, number_format: str, on_cpu: bool) -> FormSet:
+    """Return the forms of a model; ``number_format`` is 16bit, autocast or fp32.
+
+    Raises:
+        SpecError: none were made for this family, for its settings, or for this device.
+    """
+    variants = _variants(spec.family)
+    found = variants.get(spec.variant) or variants.get(f"{spec.variant};{_grouping(spec)}")
+    device = "cpu" if on_cpu else "cuda"
+    prefix = f"{device}.{number_format}."
+    settings = {name.removeprefix(prefix): part for name, part in (found or {}).items() if name.startswith(prefix)}
+    if not settings:
+        raise SpecError(
+            f"model {spec.name}: no closed form for the activations of model_type={spec.family!r} with "
+            f"{spec.variant or 'its settings'} on {device}, so its peak cannot be predicted at once; its "
+            f"{spec.num_params:,} parameters are known, and --level traced reads the peak off the model itself"
+        )
+    return FormSet(settings=settings)
+
+
+def has_closed_form(spec: ModelSpec) -> bool:
+    """Whether there are forms for the spec's family and settings."""
+    variants = _variants(spec.family)
+    return spec.variant in variants or f"{spec.variant};{_grouping(spec)}" in variants
+
+
+def has_fused_attention(spec: ModelSpec) -> bool:
+    """Whether the library's model can run fused attention; if not, ``flash`` is what a fused kernel would keep."""
+    return any(
+        name.startswith("cuda.16bit.blocks.flash") for settings in _variants(spec.family).values() for name in settings
+    )
+
+
+def kinds_of(spec: ModelSpec, *, attention: Attention, seq_len: int, forms: FormSet) -> dict[str, int]:
+    """Return how many blocks are of which kind; windows shorter than the sequence make masks, and other kernels."""
+    if attention is Attention.EAGER:
+        return {"eager": spec.num_layers}
+    window = spec.sliding_window
+    masked = spec.num_sliding_layers if window is not None and seq_len > window else 0
+    if not masked or "blocks.windowed.none" not in forms.settings:
+        return {"flash": spec.num_layers}
+    return {kind: number for kind, number in (("windowed", masked), ("flash", spec.num_layers - masked)) if number}
+
+
+def _grouping(spec: ModelSpec) -> str:
+    return "grouped" if spec.num_key_value_heads < spec.num_attention_heads else "equal"
+
+
+@cache
+def _variants(family: str) -> Mapping[str, Mapping[str, Any]]:
+    path = FOLDER / f"{family}.json"
+    if not path.is_file():
+        return {}
+    variants: Mapping[str, Mapping[str, Any]] = json.loads(path.read_text())
+    return {name: _with_fused(settings) for name, settings in variants.items()}
+
+
+_QUADRATIC = ("S*S", "S*Z")
+_LOG_SUM_EXP = {"B*S*n": 4}
+
+
+def _with_fused(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Add what a fused kernel would keep where the library only has plain attention.
+
+    The same without what grows with the square of the length, and one fp32 number a query and head.
+    """
+    fused = {
+        name.replace("blocks.eager", "blocks.flash"): _without_quadratic(part)
+        for name, part in settings.items()
+        if ".blocks.eager" in name and name.replace("blocks.eager", "blocks.flash") not in settings
+    }
+    return {**settings, **fused}
+
+
+def _without_quadratic(part: Mapping[str, Any]) -> dict[str, Any]:
+    dropped: dict[str, Any] = _dropped(part)
+    for name in ("kept", "kept_in_forward"):
+        activations = dropped[name].get("activations", {})
+        if len(activations) > 1:  # with full activation checkpointing a block keeps its input alone
+            dropped[name]["activations"] = {**activations, **_LOG_SUM_EXP}
+    return dropped
+
+
+def _dropped(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _dropped(each) for name, each in value.items() if not any(part in name for part in _QUADRATIC)}
+    return [_dropped(each) for each in value] if isinstance(value, list) else value
