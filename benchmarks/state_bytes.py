@@ -23,7 +23,7 @@ from strategies.estimate import CauseBytes, Estimate, Level, MemoryProfile, Phas
 from strategies.job import Job, Precision
 from strategies.load_model import load_model_spec
 from strategies.model_spec import ModelSpec
-from strategies.plan import Buckets, Plan, StrategyName
+from strategies.plan import ActivationCheckpointing, Buckets, OffloadDevice, Plan, StrategyName
 from strategies.registry import STRATEGIES
 from strategies.units import GIB
 
@@ -106,6 +106,9 @@ class Case:
     """planned (as the search sizes them), small, or deepspeed (its defaults)."""
     overlap_comm: bool = True
     cuda: bool = False
+    checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE
+    offload: str = "none"
+    """What rests on the host: none, optimizer, or all of stage 3."""
 
 
 def spec_of(name: str, folder: Path) -> tuple[ModelSpec, Path]:
@@ -132,6 +135,9 @@ def decision_of(case: Case, spec: ModelSpec, path: Path) -> Decision:
             strategy=case.strategy,
             micro_batch_size=1,
             gradient_accumulation_steps=case.accumulation,
+            activation_checkpointing=case.checkpointing,
+            offload_optimizer=OffloadDevice.NONE if case.offload == "none" else OffloadDevice.CPU,
+            offload_param=OffloadDevice.CPU if case.offload == "all" else OffloadDevice.NONE,
             buckets=replace(buckets, overlap_comm=case.overlap_comm),
         ),
         estimate=Estimate(level=Level.INSTANT, memory=MemoryProfile(phases=()), peak_reserved_bytes=0),

@@ -8,13 +8,36 @@ the second step on.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import groupby
 
 from strategies.model_spec import ModelSpec
 from strategies.parameter_order import blocks_of_tensors, tensor_sizes
 from strategies.plan import Buckets
 from strategies.units import round_up
+
+STRETCHES = (
+    "forward_start",
+    "forward",
+    "evaluation",
+    "backward_start",
+    "first_gradient",
+    "first_block",
+    "in_blocks",
+    "after_blocks",
+)
+STACKED_DIMENSIONS = 3
+"""Of the weights of all experts in one tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage3Offload:
+    """Which of a rank's partitions rest on the host, and so need copies on the device."""
+
+    optimizer: bool = False
+    parameters: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +66,8 @@ class GatheredElements:
     """What an evaluation leaves gathered for a backward that never comes."""
     backward_start: Moment
     first_gradient: Moment
+    evaluation: Moment
+    """Over a whole forward without gradients."""
     first_block: Moment
     in_blocks: Moment
     after_blocks: Moment
@@ -57,7 +82,10 @@ class _Weight:
     is_persistent: bool
     is_available: bool = False
     in_flight: _Gather | None = None
+    is_stacked: bool = False
+    """Experts in one tensor: autograd keeps a view of the gathered weight, which lives on after its release."""
     held: int = 0
+    kept: int = 0
     last_use: int = -1
     """The latest step that the queue was read up to for it."""
 
@@ -80,12 +108,18 @@ class _Step:
     """Indices of the weights that are its own."""
     block: int
     """-1 before the blocks, their number after them."""
+    is_backward: bool = False
 
 
 @cache
-def gathered_elements(spec: ModelSpec, data_parallel_size: int, buckets: Buckets) -> GatheredElements:
-    """Return what is gathered, at its highest, in the passes of the steady state."""
-    return _Walk(spec, data_parallel_size, buckets).result()
+def gathered_elements(
+    spec: ModelSpec, data_parallel_size: int, buckets: Buckets, *, checkpoint_every: int, offload: Stage3Offload
+) -> GatheredElements:
+    """Return what is gathered, at its highest, in the passes of the steady state.
+
+    ``checkpoint_every``: blocks 0, k, 2k, ... are computed again in backward; 0 for none.
+    """
+    return _Walk(spec, data_parallel_size, buckets, checkpoint_every, offload).result()
 
 
 @cache
@@ -117,8 +151,11 @@ def module_steps(spec: ModelSpec) -> tuple[_Step, ...]:
 class _Walk:
     """A forward and a backward on one rank."""
 
-    def __init__(self, spec: ModelSpec, data_parallel_size: int, buckets: Buckets) -> None:
-        self._size, self._buckets = data_parallel_size, buckets
+    def __init__(
+        self, spec: ModelSpec, data_parallel_size: int, buckets: Buckets, checkpoint_every: int, offload: Stage3Offload
+    ) -> None:
+        self._size, self._buckets, self._checkpoint_every = data_parallel_size, buckets, checkpoint_every
+        self._offload = offload
         limit = buckets.stage3_param_persistence_threshold
         self._weights = [
             _Weight(
@@ -126,25 +163,36 @@ class _Walk:
                 aligned=round_up(size, data_parallel_size),
                 is_persistent=size <= limit,
                 is_available=size <= limit,
+                is_stacked=len(shape) == STACKED_DIMENSIONS,
             )
-            for size in tensor_sizes(spec)
+            for size, (_, shape) in zip(tensor_sizes(spec), spec.parameters(), strict=True)
         ]
         self._tied = self._weights[0].elements if spec.tied_embeddings else 0
         forward = module_steps(spec)
         self._num_blocks = max(step.block for step in forward)
         self._num_forward = len(forward)
-        self._steps = (*forward, *reversed(forward))
+        self._steps = (*forward, *self._backward_steps(forward))
         self._plan_uses()
-        self._step = self._num_available = self._held = self._flat = 0
+        self._step = self._num_available = self._held = self._flat = self._kept = 0
         self._bucket: list[_Weight] = []
         self._bucket_elements = self._loose = 0
         self._moments: dict[str, Moment] = {}
         self._stretch = ""
 
+    def _backward_steps(self, forward: Sequence[_Step]) -> Iterator[_Step]:
+        for block, steps in groupby(reversed(forward), key=lambda step: step.block):
+            backward = [replace(step, is_backward=True) for step in steps]
+            if self._is_checkpointed(block):
+                yield from (replace(step, is_backward=False) for step in reversed(backward))
+            yield from backward
+
+    def _is_checkpointed(self, block: int) -> bool:
+        return bool(self._checkpoint_every) and 0 <= block < self._num_blocks and block % self._checkpoint_every == 0
+
     def _plan_uses(self) -> None:
         """Note when each weight is used again, and how many elements lie between two steps."""
         self._queue = deque((index, number) for number, step in enumerate(self._steps) for index in step.weights)
-        self._traversed, self._next_use = [0], [0] * len(self._steps)
+        self._traversed = [0]
         for step in self._steps:
             self._traversed.append(self._traversed[-1] + sum(self._weights[index].elements for index in step.weights))
         self._later: list[dict[int, int]] = [{}] * len(self._steps)
@@ -158,16 +206,23 @@ class _Walk:
         for number, step in enumerate(self._steps):
             if number == self._num_forward:
                 after_forward = Moment(gathered=self._held, buckets=self._flat)
-            is_forward = number < self._num_forward
             self._stretch = self._stretch_of(number, step)
             self._fetch(step)
-            if not is_forward:
+            if step.is_backward:
                 self._gradients(step, is_last_use=self._is_embedding(step, number))
             self._release(number, step)
         self._stretch = "after_blocks"
         self._reduce()
         nothing = Moment(gathered=0)
-        names = ("forward_start", "forward", "backward_start", "first_gradient", "first_block", "in_blocks")
+        names = (
+            "forward_start",
+            "forward",
+            "evaluation",
+            "backward_start",
+            "first_gradient",
+            "first_block",
+            "in_blocks",
+        )
         found = {name: self._moments.get(name, nothing) for name in (*names, "after_blocks")}
         found["in_blocks"] = max(found["in_blocks"], found["first_block"], key=lambda moment: moment.total)
         persistent = sum(weight.aligned for weight in self._weights if weight.is_persistent)
@@ -229,7 +284,7 @@ class _Walk:
         if is_single:
             weights[0].held = aligned
             self._held += aligned
-        self._note()
+        self._note(copy=aligned // self._size if self._offload.parameters else 0)
 
     def _wait(self, weight: _Weight) -> None:
         gather = weight.in_flight
@@ -258,6 +313,12 @@ class _Walk:
                 continue
             weight.is_available = False
             self._num_available -= weight.elements
+            if step.is_backward:
+                self._kept -= weight.kept
+                weight.kept = 0
+            elif weight.is_stacked and (number >= self._num_forward or not self._is_checkpointed(step.block)):
+                weight.kept = weight.held
+                self._kept += weight.kept
             self._held -= weight.held
             weight.held = 0
 
@@ -288,12 +349,20 @@ class _Walk:
         is_reduced_in_place = len(self._bucket) == 1 and self._bucket[0].aligned == self._bucket[0].elements
         copy = 0 if is_reduced_in_place else sum(weight.aligned for weight in self._bucket)
         self._note(gradient=arriving, copy=copy)
+        if self._offload.optimizer:
+            # The partitions come back from the host's buffer as they are added up and copied (partition_grads).
+            self._note(gradient=arriving, copy=copy + sum(weight.aligned for weight in self._bucket) // self._size)
         if self._bucket_elements > self._buckets.reduce_bucket_size:
             self._loose -= self._bucket_elements
         self._bucket, self._bucket_elements = [], 0
 
     def _note(self, *, gradient: int = 0, copy: int = 0) -> None:
-        moment = Moment(gathered=self._held, buckets=self._flat + copy, gradients=self._loose + gradient)
-        best = self._moments.get(self._stretch)
+        moment = Moment(gathered=self._held + self._kept, buckets=self._flat + copy, gradients=self._loose + gradient)
+        self._keep_highest(self._stretch, moment)
+        if self._stretch in ("forward_start", "forward"):
+            self._keep_highest("evaluation", Moment(gathered=self._held, buckets=self._flat))
+
+    def _keep_highest(self, stretch: str, moment: Moment) -> None:
+        best = self._moments.get(stretch)
         if best is None or moment.total > best.total:
-            self._moments[self._stretch] = moment
+            self._moments[stretch] = moment

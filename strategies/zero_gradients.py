@@ -29,6 +29,10 @@ class Reduction:
     is_stage_2: bool
     in_backward: bool
     """Whether buckets are reduced while backward runs (stage 2, or overlap_comm); else after it."""
+    offloads: bool = False
+    """Whether partitions of gradients rest on the host: none is kept on the device."""
+    scratch_per_element: int = 0
+    """Elements of the copy in double precision that the norm of an offloaded gradient is taken of."""
     accumulates: bool
     """Whether an optimizer step has several micro batches."""
 
@@ -148,6 +152,8 @@ class _Walk:
         """Return what earlier micro batches leave: stage 1 every gradient, stage 2 those of the tensors it touches."""
         if not self._reduction.accumulates:
             return 0
+        if self._reduction.is_stage_2 and self._reduction.offloads:
+            return 0
         return self._touched if self._reduction.is_stage_2 else sum(group.num_params for group in self._order.groups)
 
     def _buckets_stay(self) -> bool:
@@ -184,6 +190,8 @@ class _Walk:
     def _put_in_bucket(self, gradient: Gradient, *, in_place: bool) -> None:
         self._in_bucket.append(gradient)
         self._bucket_elements += gradient.size
+        if gradient.size > self._reduction.bucket_elements and self._reduction.offloads:
+            self._note_added(gradient.size)  # cloned, for a storage of its own
         if gradient.size <= self._reduction.bucket_elements:
             self._leave(gradient, in_place=in_place)
 
@@ -201,7 +209,9 @@ class _Walk:
         self._note(self._largest_copy())
         for gradient in self._in_bucket:
             is_kept = self._rank in self._owners(gradient)
-            if is_kept and not self._partition:
+            if is_kept and self._reduction.offloads:
+                self._note(self._reduction.scratch_per_element * self._owned_elements(gradient))
+            elif is_kept and not self._partition:
                 self._partition = self._touched
                 self._note()
             is_loose = gradient.size > self._reduction.bucket_elements
@@ -240,6 +250,11 @@ class _Walk:
                     elements = 0
                 owner, elements, start = start // share, elements + part, start + part
         yield elements
+
+    def _owned_elements(self, gradient: Gradient) -> int:
+        share = self._shares[gradient.group]
+        start = self._order.groups[gradient.group].offsets[gradient.index]
+        return min(start + gradient.size, share * (self._rank + 1)) - max(start, share * self._rank)
 
     def _owners(self, gradient: Gradient) -> range:
         share = self._shares[gradient.group]

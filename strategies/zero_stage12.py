@@ -16,7 +16,7 @@ from strategies.job import Job
 from strategies.memory.optimizer_states import flat_state_bytes, master_element_bytes, step_copy_bytes
 from strategies.model_spec import ModelSpec
 from strategies.parameter_order import OptimizerGroup, parameter_order
-from strategies.plan import Buckets, Plan
+from strategies.plan import Buckets, OffloadDevice, Plan
 from strategies.zero_gradients import (
     Moment,
     Reduction,
@@ -32,12 +32,19 @@ NORM_BYTES = 8
 
 def stage12_layout(spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int, stage: int) -> StateLayout:
     """Return the layout of stage 1 or 2."""
-    return _layout(spec, job, plan.buckets, plan.gradient_accumulation_steps > 1, data_parallel_size, stage)
+    offloads = plan.offload_optimizer is not OffloadDevice.NONE
+    return _layout(spec, job, plan.buckets, plan.gradient_accumulation_steps > 1, data_parallel_size, stage, offloads)
 
 
 @cache
 def _layout(
-    spec: ModelSpec, job: Job, buckets: Buckets, accumulates: bool, data_parallel_size: int, stage: int
+    spec: ModelSpec,
+    job: Job,
+    buckets: Buckets,
+    accumulates: bool,
+    data_parallel_size: int,
+    stage: int,
+    offloads: bool,
 ) -> StateLayout:
     weight, master = job.precision.weight_bytes, master_element_bytes(job.precision)
     groups = parameter_order(spec).groups
@@ -50,6 +57,8 @@ def _layout(
         is_stage_2=stage == 2,
         in_backward=stage == 2 or buckets.overlap_comm,
         accumulates=accumulates,
+        offloads=offloads,
+        scratch_per_element=NORM_BYTES // weight,
     )
     elements = gradient_elements(spec, reduction)
     resident = CauseBytes(
@@ -57,17 +66,23 @@ def _layout(
         master_weights=master * sum(shares),
         optimizer_states=sum(flat_state_bytes(job, share) for share in shares),
     )
+    if offloads:
+        # One gradient's buffer, for those that come back from the host (temp_grad_buffer_for_gpu_offload).
+        largest = max(size for group in groups for size in group.sizes)
+        resident = CauseBytes(parameters=weight * sum(flat), communication_buckets=weight * largest)
     between = _moment_bytes(elements.between, weight)
     return StateLayout(
         resident=resident,
-        initialise=_initialise(groups, shares=shares, flat=flat, weight=weight, master=master),
+        initialise=_initialise(groups, shares=shares, flat=flat, weight=weight, master=0 if offloads else master),
         forward=between,
         backward_start=between,
         first_gradient=_moment_bytes(elements.first_gradient, weight),
         first_reduction=_moment_bytes(elements.first_reduction, weight),
         backward_end=_moment_bytes(elements.in_blocks, weight),
         embedding_backward=_moment_bytes(elements.after_blocks, weight),
-        optimizer_step=max(
+        optimizer_step=CauseBytes()
+        if offloads
+        else max(
             (
                 _step(spec, job, shares=shares, rank=rank, data_parallel_size=data_parallel_size)
                 for rank in ranks_that_may_hold_most(spec, data_parallel_size)
@@ -92,7 +107,7 @@ def _initialise(
         moments.append(CauseBytes(parameters=weight * (left + done + aligned), master_weights=master * masters))
         left, done = left - group.num_params, done + aligned
         # The partition is cloned in its own format and widened from that.
-        clone = weight * share if weight < master else 0
+        clone = weight * share if weight != master else 0
         masters += share
         moments.append(
             CauseBytes(parameters=weight * (left + done), master_weights=master * masters, step_temporaries=clone)

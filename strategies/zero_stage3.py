@@ -14,9 +14,9 @@ from strategies.job import Job
 from strategies.memory.optimizer_states import flat_state_bytes, master_element_bytes, step_copy_bytes
 from strategies.model_spec import ModelSpec
 from strategies.parameter_order import parameter_order, tensor_sizes
-from strategies.plan import Buckets, Plan
+from strategies.plan import ActivationCheckpointing, Buckets, OffloadDevice, Plan
 from strategies.units import ceil_div, round_up
-from strategies.zero_gathers import Moment, gathered_elements
+from strategies.zero_gathers import Moment, Stage3Offload, gathered_elements
 
 NORM_BYTES = 8
 """Gradient norms are taken of a double-precision copy, tensor by tensor (get_grad_norm_direct)."""
@@ -26,24 +26,39 @@ SUB_GROUP_ELEMENTS = 1_000_000_000
 
 def stage3_layout(spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int, on_cpu: bool) -> StateLayout:
     """Return the layout of stage 3."""
-    return _layout(spec, job, plan.buckets, data_parallel_size, on_cpu)
+    is_checkpointed = plan.activation_checkpointing is not ActivationCheckpointing.NONE
+    every = plan.checkpoint_every if is_checkpointed else 0
+    offload = Stage3Offload(
+        optimizer=plan.offload_optimizer is not OffloadDevice.NONE,
+        parameters=plan.offload_param is not OffloadDevice.NONE,
+    )
+    return _layout(spec, job, plan.buckets, every, data_parallel_size, offload, on_cpu)
 
 
 @cache
-def _layout(spec: ModelSpec, job: Job, buckets: Buckets, data_parallel_size: int, on_cpu: bool) -> StateLayout:
+def _layout(
+    spec: ModelSpec,
+    job: Job,
+    buckets: Buckets,
+    checkpoint_every: int,
+    data_parallel_size: int,
+    offload: Stage3Offload,
+    on_cpu: bool,
+) -> StateLayout:
     weight, master = job.precision.weight_bytes, master_element_bytes(job.precision)
     parts = sub_groups(spec, data_parallel_size)
     share = sum(parts)
-    elements = gathered_elements(spec, data_parallel_size, buckets)
+    elements = gathered_elements(spec, data_parallel_size, buckets, checkpoint_every=checkpoint_every, offload=offload)
     bucket = weight * buckets.reduce_bucket_size
     # The gradient partition and the reduce bucket are made at initialisation and stay.
     made = CauseBytes(
-        parameters=weight * share,
-        gradients=weight * share,
-        master_weights=master * share,
+        parameters=0 if offload.parameters else weight * share,
+        gradients=0 if offload.optimizer else weight * share,
+        master_weights=0 if offload.optimizer else master * share,
         communication_buckets=bucket,
     )
-    states = CauseBytes(optimizer_states=sum(flat_state_bytes(job, part) for part in parts))
+    state_bytes = sum(flat_state_bytes(job, part) for part in parts)
+    states = CauseBytes(optimizer_states=0 if offload.optimizer else state_bytes)
     persistent = CauseBytes(gathered_parameters=weight * elements.persistent)
     largest = max(tensor_sizes(spec))
 
@@ -57,7 +72,14 @@ def _layout(spec: ModelSpec, job: Job, buckets: Buckets, data_parallel_size: int
     return StateLayout(
         resident=made + states,
         initialise=_initialise(
-            spec, made, parts=parts, weight=weight, master=master, size=data_parallel_size, on_cpu=on_cpu
+            spec,
+            made,
+            parts=() if offload.optimizer else parts,
+            share=0 if offload.parameters else share,
+            weight=weight,
+            master=master,
+            size=data_parallel_size,
+            on_cpu=on_cpu,
         ),
         forward=at(elements.forward),
         forward_start=at(elements.forward_start),
@@ -66,8 +88,10 @@ def _layout(spec: ModelSpec, job: Job, buckets: Buckets, data_parallel_size: int
         first_reduction=at(elements.first_block),
         backward_end=at(elements.in_blocks),
         embedding_backward=at(elements.after_blocks),
-        optimizer_step=_step(spec, job, parts=parts, persistent=persistent, size=data_parallel_size),
-        evaluation=at(elements.forward),
+        optimizer_step=persistent
+        if offload.optimizer
+        else _step(spec, job, parts=parts, persistent=persistent, size=data_parallel_size),
+        evaluation=at(elements.evaluation),
         evaluation_start=at(elements.forward_start),
         save=max(
             at(elements.after_forward),
@@ -94,11 +118,19 @@ def sub_groups(spec: ModelSpec, data_parallel_size: int) -> tuple[int, ...]:
 
 
 def _initialise(
-    spec: ModelSpec, made: CauseBytes, *, parts: tuple[int, ...], weight: int, master: int, size: int, on_cpu: bool
+    spec: ModelSpec,
+    made: CauseBytes,
+    *,
+    parts: tuple[int, ...],
+    share: int,
+    weight: int,
+    master: int,
+    size: int,
+    on_cpu: bool,
 ) -> CauseBytes:
     """Return the highest moment: partitioning, making the fp32 partitions, or gathering each tensor once at the end."""
     sizes = tensor_sizes(spec)
-    largest, share, masters = max(sizes), sum(parts), 0
+    largest, masters = max(sizes), 0
     whole = sum(sizes) if on_cpu else largest
     moments = [
         CauseBytes(parameters=weight * (sum(sizes) + parameter_order(spec).tied_elements) if on_cpu else 0),
@@ -108,8 +140,8 @@ def _initialise(
         # Gradients of zeros for the largest part, to make the optimizer's states.
         CauseBytes(
             parameters=weight * share,
-            master_weights=master * share,
-            step_temporaries=master * max(parts),
+            master_weights=master * sum(parts),
+            step_temporaries=master * max(parts, default=0),
         ),
     ]
     for part in parts:
