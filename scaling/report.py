@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +13,13 @@ from rich.table import Table
 
 from strategies.decision import Candidate, Decision
 from strategies.emit.commands import launch_commands
-from strategies.estimate import Estimate, MemoryProfile, Phase
+from strategies.estimate import Estimate, MemoryProfile, Phase, PhaseBytes
 from strategies.explain import describe_plan, why
 from strategies.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:  # brings torch, which planning does without
+    from scaling.comparison import Comparison
     from scaling.levels import Question
-    from scaling.measure import MeasuredPlan
 
 
 def print_estimate(candidate: Candidate, question: Question, console: Console) -> None:
@@ -101,8 +101,9 @@ def _causes_in_order(by_phase: Iterable[dict[str, int]]) -> list[str]:
     return list(dict.fromkeys(cause for causes in by_phase for cause in causes))
 
 
-def print_measured(result: MeasuredPlan, console: Console) -> None:
+def print_measured(comparison: Comparison, console: Console) -> None:
     """Print measured bytes by phase and cause, and the predicted peak of every phase beside the measured one."""
+    result = comparison.result
     decision, measured = result.decision, result.measured
     ranks = f"{decision.cluster.gpus} x {decision.cluster.gpu.name} ({result.method})"
     _print_lines(
@@ -113,7 +114,7 @@ def print_measured(result: MeasuredPlan, console: Console) -> None:
         ],
     )
     console.print(memory_table(measured))
-    console.print(_comparison_table(measured, decision.estimate.memory))
+    console.print(_comparison_table(measured, {"instant": decision.estimate.memory, "traced": comparison.traced}))
     _print_lines(
         console,
         [
@@ -122,24 +123,27 @@ def print_measured(result: MeasuredPlan, console: Console) -> None:
         ],
     )
     if result.peak_reserved_bytes is not None:
-        replayed, predicted = format_bytes(result.peak_reserved_bytes), decision.estimate.device_bytes
-        line = (
-            f"Reserved by the allocator: {replayed} replayed, {format_bytes(predicted)} predicted with device context"
-        )
+        replayed, predicted = result.peak_reserved_bytes, decision.estimate.peak_reserved_bytes
+        line = f"Reserved by the allocator: {format_bytes(replayed)} replayed, {format_bytes(predicted)} predicted"
         _print_lines(console, [line])
 
 
-def _comparison_table(measured: MemoryProfile, predicted: MemoryProfile) -> Table:
+def _comparison_table(measured: MemoryProfile, predicted: Mapping[str, MemoryProfile | None]) -> Table:
+    """Return the phases as rows; for each level that there is its bytes, and measured over them."""
     table = Table(title="Highest moment of each phase", box=box.SIMPLE, title_justify="left")
-    for column in ("phase", "predicted", "measured", "ratio"):
-        table.add_column(column, justify="left" if column == "phase" else "right", no_wrap=True)
-    by_phase = {phase.phase: phase.total_bytes for phase in predicted.phases}
+    table.add_column("phase", no_wrap=True)
+    levels = {level: profile for level, profile in predicted.items() if profile is not None}
+    for column in ("measured", *(name for level in levels for name in (level, "ratio"))):
+        table.add_column(column, justify="right", no_wrap=True)
     for phase in measured.phases:
-        total = by_phase.get(phase.phase)
-        ratio = f"{phase.total_bytes / total:.4f}" if total else "-"
-        shown = format_bytes(total) if total else "-"
-        table.add_row(phase.phase.replace("_", " "), shown, format_bytes(phase.total_bytes), ratio)
+        cells = [cell for profile in levels.values() for cell in _beside(phase, profile)]
+        table.add_row(phase.phase.replace("_", " "), format_bytes(phase.total_bytes), *cells)
     return table
+
+
+def _beside(measured: PhaseBytes, predicted: MemoryProfile) -> tuple[str, str]:
+    total = next((phase.total_bytes for phase in predicted.phases if phase.phase is measured.phase), 0)
+    return (format_bytes(total), f"{measured.total_bytes / total:.4f}") if total else ("-", "-")
 
 
 def print_launch(decision: Decision, *, folder: Path, written: list[Path], console: Console) -> None:

@@ -41,7 +41,8 @@ def measure(
     """Run a few steps of a plan on this machine's CPU, and print predicted beside measured by phase and cause."""
     from rich.console import Console
 
-    from scaling.measure import Method, measure_plan, trace_plan
+    from scaling.comparison import compare, record
+    from scaling.measure import Method
     from scaling.report import print_measured
     from strategies.serialize import to_json
 
@@ -70,15 +71,13 @@ def measure(
         offload_param=offload_param,
     )
     decision = options.decide_from_flags(question, fixed)
-    if trace:
-        measured = trace_plan(decision, num_steps=steps, picture=plot)
-    else:
-        method = Method.REAL if simulate is None else Method.SIMULATED
-        measured = measure_plan(decision, num_steps=steps, method=method, picture=plot)
+    method = Method.TRACED if trace else (Method.REAL if simulate is None else Method.SIMULATED)
+    comparison = compare(decision, num_steps=steps, method=method, picture=plot)
+    record(comparison)
     if json:
-        typer.echo(to_json(measured), nl=False)
+        typer.echo(to_json(comparison), nl=False)
         return
-    print_measured(measured, Console())
+    print_measured(comparison, Console())
 
 
 def _check_together(*, trace: bool, simulate: int | None, gpu: str) -> None:
