@@ -47,9 +47,13 @@ class Cluster:
     gpus_per_node: int
     host_memory_bytes: int | None = None
     """Per node; None where unknown."""
+    inter_node_bytes_per_s: float | None = None
+    """What collectives reach between nodes, per node and direction; None: as in configs/gpu_rates.csv."""
 
     def __post_init__(self) -> None:
-        sizes = {"gpus": self.gpus, "gpus_per_node": self.gpus_per_node}
+        sizes: dict[str, float] = {"gpus": self.gpus, "gpus_per_node": self.gpus_per_node}
+        if self.inter_node_bytes_per_s is not None:
+            sizes["inter_node_bytes_per_s"] = self.inter_node_bytes_per_s
         if bad := [f"{name}={value}" for name, value in sizes.items() if value <= 0]:
             raise ClusterError(f"{', '.join(bad)} must be above zero; give positive whole numbers")
         if self.gpus > self.gpus_per_node and self.gpus % self.gpus_per_node:

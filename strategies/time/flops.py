@@ -100,12 +100,15 @@ def hardware_flops(
 
 
 def attention_recompute_flops(spec: ModelSpec, *, seq_len: int) -> float:
-    """Return the FLOPs of a token where only attention is computed twice, as Megatron's selective recomputation does.
+    """Return the FLOPs of a token under Megatron's selective recomputation, as its paper counts them.
 
-    Source: Korthikanti et al. 2022, arXiv:2205.05198, section 5 and equation 8.
+    It adds all of attention once more (s / 6h), gradients included, though only its forward is computed again: what is
+    really executed on top is a third of that.
+    Source: Korthikanti et al. 2022, arXiv:2205.05198, equation 8.
     """
     useful = model_flops(spec, seq_len=seq_len, definition=MfuDefinition.MEGATRON)
-    return useful + forward_flops(spec, seq_len=seq_len, causal=False).attention
+    attention = forward_flops(spec, seq_len=seq_len, causal=False).attention
+    return useful + (1 + BACKWARD_OVER_FORWARD) * attention
 
 
 def utilisation(flops_per_token: float, *, tokens_per_s_per_gpu: float, peak_flops_per_s: float) -> float:

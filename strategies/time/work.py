@@ -1,0 +1,60 @@
+"""`TokenWork`: what one token costs whatever the plan, computed once for a model, a length and an implementation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from strategies.job import Attention, Job
+from strategies.model_spec import ModelSpec
+from strategies.plan import ActivationCheckpointing
+from strategies.time.elementwise import token_bytes
+from strategies.time.flops import active_params, forward_flops, hardware_flops, model_flops
+
+SCORE_BIAS = frozenset({"mpt", "bloom", "t5"})
+"""Families that add a bias to every score (ALiBi, relative positions): their kernels compute all pairs of tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenWork:
+    """FLOPs and bytes of one token in forward, where not said otherwise."""
+
+    block_flops: float
+    attention_flops: float
+    """As executed: without the pairs that a causal kernel leaves out."""
+    head_flops: float
+    block_bytes: float
+    """Elementwise kernels."""
+    loss_bytes: float
+    """Forward and backward together."""
+    model_flops: float
+    """Training, by the definition of `MfuDefinition.PALM`."""
+    recomputed_flops: float
+    """On top of that where all blocks are computed twice, attention in full as in the definition."""
+    num_params: int
+    active_params: float
+
+
+def token_work(spec: ModelSpec, job: Job, *, compiled: bool) -> TokenWork:
+    """Return the work of one token of ``job``."""
+    return _token_work(spec, job, compiled)
+
+
+@lru_cache(maxsize=1024)
+def _token_work(spec: ModelSpec, job: Job, compiled: bool) -> TokenWork:
+    skips_pairs = job.attention is Attention.FLASH and spec.family not in SCORE_BIAS
+    flops = forward_flops(spec, seq_len=job.seq_len, causal=skips_pairs)
+    num_bytes = token_bytes(spec, job, compiled=compiled)
+    useful = model_flops(spec, seq_len=job.seq_len)
+    full = ActivationCheckpointing.FULL
+    return TokenWork(
+        block_flops=flops.blocks,
+        attention_flops=flops.attention,
+        head_flops=flops.head,
+        block_bytes=num_bytes.blocks,
+        loss_bytes=num_bytes.loss,
+        model_flops=useful,
+        recomputed_flops=hardware_flops(spec, seq_len=job.seq_len, activation_checkpointing=full) - useful,
+        num_params=spec.num_params,
+        active_params=active_params(spec),
+    )
