@@ -20,7 +20,6 @@ from strategies.job import Attention, LossImplementation, OptimizerName, Precisi
 from strategies.memory.predict import predict
 from strategies.model_spec import ModelSpec
 from strategies.plan import OffloadDevice, StrategyName, accumulation_steps
-from strategies.search import SEARCHED_CHECKPOINTING
 from strategies.units import format_bytes
 
 ACCELERATE_CONFIG = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
@@ -130,8 +129,6 @@ def require_trainable(decision: Decision) -> None:
     job, plan = decision.job, decision.plan
     for name, value, runs in (
         ("precision", job.precision, _precisions(plan.strategy)),
-        ("activation_checkpointing", plan.activation_checkpointing, tuple(SEARCHED_CHECKPOINTING)),
-        ("checkpoint_every", plan.checkpoint_every, (1,)),
         ("offload_optimizer", plan.offload_optimizer, _offload(plan.strategy in STAGES)),
         ("offload_param", plan.offload_param, _offload(plan.strategy is StrategyName.ZERO3)),
         ("optimizer", job.optimizer, (OptimizerName.ADAMW,)),

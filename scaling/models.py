@@ -13,6 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from scaling.errors import ModelError
+from scaling.recompute import checkpoint_library_blocks
 from scaling.train_config import Init
 from strategies.decision import Decision
 from strategies.job import Precision
@@ -114,8 +115,8 @@ def build_model(config: Any, weights: InitialWeights, *, decision: Decision, see
         raise ModelError(f"model {decision.model} cannot be built: {_one_line(error)}; correct its config") from error
     _check_num_params(model, decision)
     model.config.use_cache = False  # keys and values of earlier tokens serve generation only
-    if decision.plan.activation_checkpointing is ActivationCheckpointing.FULL:
-        _checkpoint_activations(model, name=decision.model)
+    if decision.plan.activation_checkpointing is not ActivationCheckpointing.NONE:
+        _checkpoint_activations(model, decision)
     in_training: torch.nn.Module = model.train()
     return in_training
 
@@ -143,15 +144,15 @@ def _check_num_params(model: torch.nn.Module, decision: Decision) -> None:
         )
 
 
-def _checkpoint_activations(model: Any, *, name: str) -> None:
-    # transformers 5.24 renamed the method; the old name works until version 6.
-    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+def _checkpoint_activations(model: Any, decision: Decision) -> None:
+    plan = decision.plan
+    selective = plan.activation_checkpointing is ActivationCheckpointing.SELECTIVE
     try:
-        enable({"use_reentrant": False})
+        checkpoint_library_blocks(model, selective=selective, every=plan.checkpoint_every)
     except ValueError as error:
         raise ModelError(
-            f"activation_checkpointing=full, but model {name} does not support it: {_one_line(error)}; "
-            f"plan with --activation-checkpointing none"
+            f"activation_checkpointing={plan.activation_checkpointing}, but model {decision.model} does not support "
+            f"it: {_one_line(error)}; plan with --activation-checkpointing none"
         ) from error
 
 

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 aten = torch.ops.aten
@@ -29,7 +30,26 @@ def selective_contexts() -> tuple[AbstractContextManager[None], AbstractContextM
     """Return the contexts of forward and of the recomputation that keep the outputs of `KEPT_OPS`."""
     contexts: Any = create_selective_checkpoint_contexts
     forward, recomputation = contexts(_keep_expensive)
-    return forward, recomputation
+    return forward, _KeptOnly(recomputation)
+
+
+class _KeptOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Asks torch's recomputation context for the kept outputs only, and runs everything else.
+
+    torch (2.13, utils/checkpoint.py) wants every operator of the forward pass to come again, and no other: but engines
+    that gather weights do so by other operators in the recomputation than in the forward pass.
+    """
+
+    def __init__(self, kept: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._kept = kept
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in KEPT_OPS:
+            return self._kept.__torch_dispatch__(func, types, args, kwargs)
+        return func(*args, **(kwargs or {}))
 
 
 def _keep_expensive(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -40,7 +60,7 @@ def checkpoint_library_blocks(model: Any, *, selective: bool, every: int) -> Non
     """Make blocks 0, ``every``, 2 * ``every``, ... of a transformers model drop their activations.
 
     Raises:
-        ValueError: from transformers, where the model does not support it.
+        ValueError: the model does not support it.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -48,6 +68,8 @@ def checkpoint_library_blocks(model: Any, *, selective: bool, every: int) -> Non
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
     enable(checkpoint_settings(selective=selective))
     layers = [child for child in model.modules() if isinstance(child, GradientCheckpointingLayer)]
+    if every > 1 and not layers:
+        raise ValueError(f"{type(model).__name__} has no layers that can be told apart; use checkpoint_every=1")
     for index, layer in enumerate(layers):
         if index % every:
             layer.gradient_checkpointing = False

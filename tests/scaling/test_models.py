@@ -13,12 +13,12 @@ import transformers
 
 from scaling.errors import ModelError
 from scaling.models import InitialWeights, build_config, build_model, choose_weights
+from scaling.storage_log import StorageLog
 from scaling.train_config import Init
 from strategies.decision import Decision
 from strategies.job import Precision
 from strategies.load_model import ResolvedModel, resolve_model
 from strategies.plan import ActivationCheckpointing
-from strategies.search import SEARCHED_CHECKPOINTING
 from tests.scaling.decisions import TINY_LLAMA, toy_decision
 
 RANDOM = InitialWeights(folder=None)
@@ -65,26 +65,46 @@ def test_attention_is_fused_and_nothing_is_cached_for_generation() -> None:
     assert model(input_ids=torch.zeros(1, 4, dtype=torch.int64)).past_key_values is None
 
 
+CHECKPOINTINGS = {
+    "none": (ActivationCheckpointing.NONE, 1),
+    "selective, every second block": (ActivationCheckpointing.SELECTIVE, 2),
+    "selective": (ActivationCheckpointing.SELECTIVE, 1),
+    "full, every second block": (ActivationCheckpointing.FULL, 2),
+    "full": (ActivationCheckpointing.FULL, 1),
+}
+
+
 def test_activation_checkpointing_gives_equal_gradients_in_less_memory() -> None:
-    config = build_config(resolved())
+    config = build_config(resolved({**TINY_LLAMA, "num_hidden_layers": 4}))
     ids = torch.arange(64).reshape(2, 32)
-    gradients, saved_bytes = [], []
-    for checkpointing in SEARCHED_CHECKPOINTING:
+    gradients, kept_bytes = {}, {}
+    for name, (checkpointing, every) in CHECKPOINTINGS.items():
         decision = decision_for(config, checkpointing=checkpointing)
+        decision = replace(decision, plan=replace(decision.plan, checkpoint_every=every))
         model: Any = build_model(config, RANDOM, decision=decision, seed=0)
-        kept: dict[int, int] = {}
-
-        def keep(tensor: torch.Tensor, kept: dict[int, int] = kept) -> torch.Tensor:
-            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with StorageLog() as log:
+            log.adopt(model.parameters())
+            before = log.live_bytes
             loss = model(input_ids=ids).logits.float().square().mean()
-        loss.backward()
-        saved_bytes.append(sum(kept.values()))
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-    assert saved_bytes[1] < saved_bytes[0]
+            kept_bytes[name] = log.live_bytes - before
+            loss.backward()
+        gradients[name] = [parameter.grad for parameter in model.parameters()]
+    for name, found in gradients.items():
+        assert all(torch.equal(a, b) for a, b in zip(found, gradients["none"], strict=True)), name
+    assert kept_bytes["none"] > kept_bytes["selective, every second block"] > kept_bytes["selective"]
+    assert kept_bytes["selective"] > kept_bytes["full"]
+    # Two of four blocks keep everything: half of what all four save is not saved.
+    halfway = (kept_bytes["none"] + kept_bytes["full"]) / 2
+    assert kept_bytes["full, every second block"] == pytest.approx(halfway, rel=0.01)
+
+
+def test_blocks_that_cannot_be_told_apart_are_checkpointed_all_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = build_config(resolved())
+    decision = decision_for(config, checkpointing=ActivationCheckpointing.FULL)
+    decision = replace(decision, plan=replace(decision.plan, checkpoint_every=2))
+    monkeypatch.setattr("transformers.modeling_layers.GradientCheckpointingLayer", torch.nn.Conv3d)
+    with pytest.raises(ModelError, match="has no layers that can be told apart; use checkpoint_every=1"):
+        build_model(config, RANDOM, decision=decision, seed=0)
 
 
 def test_a_folder_with_weights_is_taken_unless_random_is_asked_for(tmp_path: Path) -> None:

@@ -85,6 +85,16 @@ VARIATIONS = {
     "zero3-cpu-both-bf16": Variation(
         strategy=StrategyName.ZERO3, offload_optimizer=CPU, offload_param=CPU, precision=Precision.BF16
     ),
+    **{
+        f"{name}-selective": Variation(strategy=name, activation_checkpointing=ActivationCheckpointing.SELECTIVE)
+        for name in (*WHOLE, StrategyName.FSDP2)
+    },
+    **{
+        f"{name}-every-second": Variation(
+            strategy=name, activation_checkpointing=ActivationCheckpointing.FULL, checkpoint_every=2
+        )
+        for name in (StrategyName.ZERO3, StrategyName.FSDP2)
+    },
     "fsdp2-full": replace(FSDP2, activation_checkpointing=ActivationCheckpointing.FULL),
 }
 
