@@ -28,7 +28,6 @@ GPUS = {
 GPUS_PER_NODE = {"BSZ3": 4, "KEMP": 4}
 """Where the source says that its nodes are not of 8."""
 NOT_COMPARABLE = {
-    "TUNE-004": "samples are not packed: seq_len is their maximum, not the tokens trained on",
     "COLO-028": "the page names two GPU models",
 }
 FITTED = frozenset(

@@ -76,8 +76,9 @@ def _fused_block(spec: ModelSpec) -> float:
 
 
 def _rotated(spec: ModelSpec) -> int:
-    """Return the numbers of queries and keys that are rotated; families that rotate a part are counted whole."""
-    return 0 if spec.family in WITHOUT_ROTATION else spec.query_size + spec.key_value_size
+    """Return how many numbers of queries and keys are rotated."""
+    heads = spec.num_attention_heads + spec.num_key_value_heads
+    return 0 if spec.family in WITHOUT_ROTATION else spec.rotary_dim * heads
 
 
 def _mlp_size(spec: ModelSpec) -> float:
