@@ -1,0 +1,202 @@
+"""Host memory and disk: what the ranks of one node hold in RAM, pinned and pageable, and what goes to NVMe and files.
+
+Sources: deepspeed 0.19.8, runtime/zero/stage_1_and_2.py, stage3.py, offload_config.py and runtime/swap_tensor; torch
+2.13, ATen/core/CachingHostAllocator.h, for the sizes of pinned blocks; our own trainer for loading and export.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from strategies.cluster import Cluster
+from strategies.fsdp2 import formats_of, shard_elements
+from strategies.job import Job, Precision
+from strategies.memory.optimizer_states import (
+    FP32_BYTES,
+    flat_state_bytes,
+    master_element_bytes,
+    shard_state_bytes,
+)
+from strategies.model_spec import ModelSpec
+from strategies.parameter_order import parameter_order, tensor_sizes
+from strategies.plan import OffloadDevice, Plan, StrategyName
+from strategies.units import MIB
+from strategies.zero_gradients import partition_elements, ranks_that_may_hold_most, touched_elements
+from strategies.zero_stage3 import sub_groups
+
+PROCESS_BYTES = 360 * MIB
+"""Of one rank with torch, transformers and DeepSpeed imported (measured, CPU builds); CUDA's libraries come on top."""
+EXPORT_COPIES = 2
+"""Whole models on the first node while exporting: the gathered one, and the written one read back to check it."""
+OPTIMIZER_SWAP_BUFFERS = 4
+PARAMETER_SWAP_BUFFERS = 5
+PARAMETER_SWAP_ELEMENTS = 100_000_000
+"""DeepSpeed's defaults of ``buffer_count`` and ``buffer_size`` for NVMe."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostBytes:
+    """RAM of one node at one moment."""
+
+    pinned: int = 0
+    """Locked in RAM: the kernel cannot take it back; ``ulimit -l`` may bound it."""
+    pageable: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return self.pinned + self.pageable
+
+    def __add__(self, more: HostBytes) -> HostBytes:
+        return HostBytes(pinned=self.pinned + more.pinned, pageable=self.pageable + more.pageable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLedger:
+    """RAM of the node that holds most, the first one, and bytes on its disks."""
+
+    load: HostBytes
+    """Every rank has built or read the whole model."""
+    initialise: HostBytes
+    """While buffers are pinned, which copies them; the model may still be there."""
+    steady: HostBytes
+    save: HostBytes
+    nvme_bytes: int
+    """States that rest on the node's NVMe."""
+    model_checkpoint_bytes: int
+    """An exported model, in the format of the forward pass."""
+    training_checkpoint_bytes: int
+    """The model with its fp32 masters and optimizer states."""
+
+    @property
+    def peak(self) -> HostBytes:
+        return max(self.load, self.initialise, self.steady, self.save, key=lambda moment: moment.total_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Offloaded:
+    """What one rank rests outside of its device."""
+
+    pinned: tuple[int, ...] = ()
+    """Bytes of each pinned buffer, before rounding."""
+    pageable: int = 0
+    nvme: int = 0
+
+
+def host_ledger(
+    spec: ModelSpec, *, cluster: Cluster, job: Job, plan: Plan, loaded_element_bytes: int | None = None
+) -> HostLedger:
+    """Return the host memory of the first node.
+
+    ``loaded_element_bytes``: bytes of one weight as every rank loads it; None for the format of the forward pass, as
+    the trainer does it. Programs that load fp32 checkpoints as they are need 4.
+    """
+    ranks, params = cluster.ranks_per_node, spec.num_params
+    element = loaded_element_bytes or built_element_bytes(job.precision)
+    rank = _offloaded(spec, job=job, plan=plan, data_parallel_size=cluster.gpus)
+    processes = HostBytes(pageable=ranks * PROCESS_BYTES)
+    load = processes + HostBytes(pageable=ranks * element * params)
+    buffers = HostBytes(pinned=ranks * sum(map(pinned_block_bytes, rank.pinned)))
+    steady = processes + buffers + HostBytes(pageable=ranks * rank.pageable)
+    # A buffer is made pageable and copied into a pinned one. States come with the first step.
+    pinning = HostBytes(pageable=ranks * max(rank.pinned, default=0))
+    saved = saved_element_bytes(job.precision) * params
+    return HostLedger(
+        load=load,
+        initialise=processes + buffers + pinning,
+        steady=steady,
+        save=steady + HostBytes(pageable=EXPORT_COPIES * saved),
+        nvme_bytes=ranks * rank.nvme,
+        model_checkpoint_bytes=saved,
+        training_checkpoint_bytes=saved + _updated_bytes(spec, job),
+    )
+
+
+def built_element_bytes(precision: Precision) -> int:
+    """Return the bytes of one weight as the trainer builds it (scaling/models.py, DTYPES)."""
+    return precision.weight_bytes
+
+
+def saved_element_bytes(precision: Precision) -> int:
+    """Return the bytes of one weight in an exported model."""
+    return precision.weight_bytes
+
+
+def pinned_block_bytes(size: int) -> int:
+    """Return what torch pins for ``size`` bytes: the next power of two, to use blocks again."""
+    return 1 << (size - 1).bit_length() if size > 1 else size
+
+
+def _updated_bytes(spec: ModelSpec, job: Job) -> int:
+    masters = FP32_BYTES * spec.num_params if job.precision.has_master_weights else 0
+    return masters + shard_state_bytes(spec, job, 1)
+
+
+def _offloaded(spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int) -> _Offloaded:
+    """Return what the rank that offloads most rests on the host and on NVMe."""
+    match plan.strategy:
+        case StrategyName.ZERO1 | StrategyName.ZERO2 if plan.offload_optimizer is not OffloadDevice.NONE:
+            return _stage12(spec, job=job, plan=plan, data_parallel_size=data_parallel_size)
+        case StrategyName.ZERO3:
+            return _stage3(spec, job=job, plan=plan, data_parallel_size=data_parallel_size)
+        case StrategyName.FSDP2 if plan.offload_param is not OffloadDevice.NONE:
+            return _fsdp2(spec, job=job, data_parallel_size=data_parallel_size)
+    return _Offloaded()
+
+
+def _stage12(spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int) -> _Offloaded:
+    """Per group: masters, their 16-bit copy on its way to the device, fp32 gradients; states; one gradient's buffer."""
+    weight, master = job.precision.weight_bytes, master_element_bytes(job.precision)
+    groups = parameter_order(spec).groups
+    shares = [partition_elements(group, data_parallel_size) for group in groups]
+    pinned = [bytes_ * share for share in shares for bytes_ in (master, weight, master)]
+    pinned.append(weight * max(tensor_sizes(spec)))
+    if plan.gradient_accumulation_steps > 1:
+        # Whole gradients of the tensors that the partition touches (accumulated_grads_in_cpu).
+        pinned.append(
+            weight
+            * max(
+                sum(touched_elements(group, data_parallel_size, rank=rank) for group in groups)
+                for rank in ranks_that_may_hold_most(spec, data_parallel_size)
+            )
+        )
+    return _Offloaded(pinned=tuple(pinned), pageable=sum(flat_state_bytes(job, share) for share in shares))
+
+
+def _stage3(spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int) -> _Offloaded:
+    """Masters, gradients in two formats and states with the optimizer; a copy of the partition with the weights."""
+    weight, master = job.precision.weight_bytes, master_element_bytes(job.precision)
+    parts = sub_groups(spec, data_parallel_size)
+    share = sum(parts)
+    states = sum(flat_state_bytes(job, part) for part in parts)
+    pinned: list[int] = []
+    pageable = nvme = 0
+    if plan.offload_optimizer is OffloadDevice.CPU:
+        pinned += [master * part for part in parts] + [weight * share]
+        pageable += master * share + states
+    elif plan.offload_optimizer is OffloadDevice.NVME:
+        # Masters, gradients and states pass through buffers as long as the largest part.
+        pinned += [weight * share, *_swap_buffers(OPTIMIZER_SWAP_BUFFERS, master * max(parts))]
+        nvme += 2 * master * share + states
+    if plan.offload_param is OffloadDevice.CPU:
+        pinned += [weight * part for part in parts]
+    elif plan.offload_param is OffloadDevice.NVME:
+        pinned += [PARAMETER_SWAP_BUFFERS * weight * PARAMETER_SWAP_ELEMENTS]
+        nvme += weight * share
+    return _Offloaded(pinned=tuple(pinned), pageable=pageable, nvme=nvme)
+
+
+def _swap_buffers(count: int, size: int) -> Sequence[int]:
+    return [size] * count
+
+
+def _fsdp2(spec: ModelSpec, *, job: Job, data_parallel_size: int) -> _Offloaded:
+    """Shards and their gradients, pinned tensor by tensor, and the states."""
+    formats = formats_of(job.precision)
+    shards = [
+        formats.shard * shard_elements(tensor, data_parallel_size)
+        for group in spec.groups
+        for _ in range(group.num_copies)
+        for tensor in group.tensors
+    ]
+    return _Offloaded(pinned=tuple(2 * shards), pageable=shard_state_bytes(spec, job, data_parallel_size))
