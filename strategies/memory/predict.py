@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from strategies.cluster import Cluster
-from strategies.errors import JobError, PlanError
+from strategies.errors import JobError
 from strategies.estimate import Estimate, Level, MemoryProfile, Phase, PhaseBytes
-from strategies.job import Job, OptimizerName, Precision
+from strategies.job import Job
 from strategies.memory.moments import step_phases
 from strategies.memory.reserved import context_bytes, reserved_bytes
 from strategies.model_spec import ModelSpec
-from strategies.plan import OffloadDevice, Plan, StrategyName
+from strategies.offload import require_possible_offload
+from strategies.plan import Plan
 from strategies.registry import STRATEGIES
-
-WITHOUT_CLOSED_FORM = frozenset(
-    {
-        StrategyName.FSDP2,
-        OffloadDevice.CPU,
-        OffloadDevice.NVME,
-        Precision.BF16_PURE,
-        OptimizerName.ADAMW_8BIT,
-        OptimizerName.SGD,
-        OptimizerName.LION,
-        OptimizerName.ADAFACTOR,
-    }
-)
-
 
 def predict(spec: ModelSpec, *, cluster: Cluster, job: Job, plan: Plan) -> Estimate:
     """Return the estimate of one plan, for the rank that holds most, in the steady state.
@@ -33,9 +20,11 @@ def predict(spec: ModelSpec, *, cluster: Cluster, job: Job, plan: Plan) -> Estim
         JobError: the sequence is longer than the model's positions.
         SpecError: the family's activations have no closed form.
     """
-    _require_closed_form(job, plan)
+    require_possible_offload(plan)
     _check_seq_len(spec, job)
-    layout = STRATEGIES[plan.strategy].layout(spec, job=job, plan=plan, data_parallel_size=cluster.gpus)
+    layout = STRATEGIES[plan.strategy].layout(
+        spec, job=job, plan=plan, data_parallel_size=cluster.gpus, on_cpu=cluster.gpu.is_cpu
+    )
     memory = MemoryProfile(
         phases=(
             PhaseBytes(phase=Phase.INITIALISE, causes=layout.initialise),
@@ -48,22 +37,6 @@ def predict(spec: ModelSpec, *, cluster: Cluster, job: Job, plan: Plan) -> Estim
         peak_reserved_bytes=reserved_bytes(memory.peak_bytes, cluster=cluster),
         context_bytes=context_bytes(cluster),
     )
-
-
-def _require_closed_form(job: Job, plan: Plan) -> None:
-    """Refuse settings whose bytes are not in the formulas yet."""
-    settings = (
-        plan.strategy,
-        plan.activation_checkpointing,
-        plan.offload_optimizer,
-        plan.offload_param,
-        job.precision,
-        job.optimizer,
-        job.attention,
-        job.loss,
-    )
-    if unknown := [setting for setting in settings if setting in WITHOUT_CLOSED_FORM]:
-        raise PlanError(f"{', '.join(unknown)} cannot be predicted yet; choose another setting")
 
 
 def _check_seq_len(spec: ModelSpec, job: Job) -> None:
