@@ -38,6 +38,8 @@ class Stage3Offload:
 
     optimizer: bool = False
     parameters: bool = False
+    norm_elements: int = 0
+    """Elements of the weights' format in one double-precision number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,6 +305,8 @@ class _Walk:
             self._flat -= gather.flat
 
     def _release(self, number: int, step: _Step) -> None:
+        if step.is_backward and step.block < 0:
+            return  # the input of an embedding needs no gradient, so that its backward never ends
         for index in step.weights:
             weight = self._weights[index]
             later = self._later[number][index]
@@ -350,8 +354,10 @@ class _Walk:
         copy = 0 if is_reduced_in_place else sum(weight.aligned for weight in self._bucket)
         self._note(gradient=arriving, copy=copy)
         if self._offload.optimizer:
-            # The partitions come back from the host's buffer as they are added up and copied (partition_grads).
-            self._note(gradient=arriving, copy=copy + sum(weight.aligned for weight in self._bucket) // self._size)
+            # One by one, partitions come back from the host's buffer, and norms are taken of double-precision copies
+            # (partition_grads, _constant_buffered_norm2).
+            part = max(weight.aligned for weight in self._bucket) // self._size
+            self._note(gradient=arriving, copy=copy + (1 + self._offload.norm_elements) * part)
         if self._bucket_elements > self._buckets.reduce_bucket_size:
             self._loose -= self._bucket_elements
         self._bucket, self._bucket_elements = [], 0
@@ -360,7 +366,7 @@ class _Walk:
         moment = Moment(gathered=self._held + self._kept, buckets=self._flat + copy, gradients=self._loose + gradient)
         self._keep_highest(self._stretch, moment)
         if self._stretch in ("forward_start", "forward"):
-            self._keep_highest("evaluation", Moment(gathered=self._held, buckets=self._flat))
+            self._keep_highest("evaluation", Moment(gathered=self._held, buckets=self._flat + copy))
 
     def _keep_highest(self, stretch: str, moment: Moment) -> None:
         best = self._moments.get(stretch)

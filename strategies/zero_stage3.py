@@ -31,6 +31,7 @@ def stage3_layout(spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: 
     offload = Stage3Offload(
         optimizer=plan.offload_optimizer is not OffloadDevice.NONE,
         parameters=plan.offload_param is not OffloadDevice.NONE,
+        norm_elements=NORM_BYTES // job.precision.weight_bytes,
     )
     return _layout(spec, job, plan.buckets, every, data_parallel_size, offload, on_cpu)
 
@@ -60,7 +61,12 @@ def _layout(
     state_bytes = sum(flat_state_bytes(job, part) for part in parts)
     states = CauseBytes(optimizer_states=0 if offload.optimizer else state_bytes)
     persistent = CauseBytes(gathered_parameters=weight * elements.persistent)
-    largest = max(tensor_sizes(spec))
+    largest = round_up(max(tensor_sizes(spec)), data_parallel_size)
+    # A partition that rests on the host is copied to the device for its gather.
+    one_tensor = CauseBytes(
+        gathered_parameters=weight * largest,
+        communication_buckets=weight * largest // data_parallel_size if offload.parameters else 0,
+    )
 
     def at(moment: Moment) -> CauseBytes:
         return persistent + CauseBytes(
@@ -73,7 +79,7 @@ def _layout(
         resident=made + states,
         initialise=_initialise(
             spec,
-            made,
+            made + one_tensor,
             parts=() if offload.optimizer else parts,
             share=0 if offload.parameters else share,
             weight=weight,
@@ -92,10 +98,9 @@ def _layout(
         if offload.optimizer
         else _step(spec, job, parts=parts, persistent=persistent, size=data_parallel_size),
         evaluation=at(elements.evaluation),
-        evaluation_start=at(elements.forward_start),
         save=max(
             at(elements.after_forward),
-            persistent + CauseBytes(gathered_parameters=weight * round_up(largest, data_parallel_size)),
+            persistent + one_tensor,
             key=lambda causes: causes.total_bytes,
         ),
     )
@@ -119,7 +124,7 @@ def sub_groups(spec: ModelSpec, data_parallel_size: int) -> tuple[int, ...]:
 
 def _initialise(
     spec: ModelSpec,
-    made: CauseBytes,
+    all_and_one: CauseBytes,
     *,
     parts: tuple[int, ...],
     share: int,
@@ -136,7 +141,7 @@ def _initialise(
         CauseBytes(parameters=weight * (sum(sizes) + parameter_order(spec).tied_elements) if on_cpu else 0),
         # Tensor by tensor; the CPU has the model already.
         CauseBytes(parameters=weight * (whole + (ceil_div(sizes[0], size) if on_cpu else share))),
-        made + CauseBytes(gathered_parameters=weight * round_up(largest, size)),
+        all_and_one,
         # Gradients of zeros for the largest part, to make the optimizer's states.
         CauseBytes(
             parameters=weight * share,
