@@ -32,7 +32,7 @@ NOT_COMPARABLE = {
 }
 FITTED = frozenset(
     {f"LF-{number:03d}" for number in range(1, 217, 2)}
-    | {"TTC-001", "TTC-003", "TTC-022", "KEMP-001", "KEMP-002"}
+    | {"TTC-001", "TTC-003", "TTC-022", "TTC-026", "KEMP-001", "KEMP-002"}
     | {"BSZ3-025", "BSZ3-026", "BSZ3-028", "BSZ3-030", "BSZ3-031"}
 )
 """Rows that constants were fitted on: every second one of llm-foundry, and a few of each GPU with a single source."""

@@ -2,9 +2,9 @@
 
 Method: coordinate search with random steps (fixed seed) on the logarithm of predicted over measured throughput, with
 Huber's loss (quadratic below 5 %), so that a few bad rows do not steer it. Three stages: what all GPUs share and the
-A100's and H100's shares on llm-foundry's rows; then one share each for the H100 with 500 W, the H200 and the V100,
-which only one source has. Bandwidths of networks are not fitted where runs hide communication: they are 80 % of the
-cluster's data sheet.
+A100's and H100's shares on llm-foundry's rows; then products of the H100 with 500 W and of the H200, and networks of
+the former and of the V100, which only one source has. Where runs hide communication the network is not fitted: it is
+80 % of the cluster's data sheet.
 
 Usage: ``python -m benchmarks.time_fit``; what it prints stands in configs/gpu_rates.csv and strategies/time/rates.py.
 """
@@ -76,7 +76,7 @@ def fitted() -> Parameters:
         first |= start_of(gpu, ("matrix_flops_per_s", "attention_flops_per_s"))
     found = fit(first, {}, [run for run in runs if run.row["id"].startswith("LF")])
     later = (
-        ("H100-96GB-HBM2e-SXM (500W)", "TTC", ("matrix_flops_per_s",)),
+        ("H100-96GB-HBM2e-SXM (500W)", "TTC", ("matrix_flops_per_s", "inter_node_bytes_per_s")),
         ("H200-141GB-SXM", "KEMP", ("matrix_flops_per_s",)),
         ("V100-32GB-SXM2", "BSZ3", ("inter_node_bytes_per_s",)),
     )

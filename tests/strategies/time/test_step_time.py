@@ -9,6 +9,7 @@ from strategies.errors import ClusterError
 from strategies.job import Attention, Job, Precision
 from strategies.load_model import load_model_spec
 from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
+from strategies.presets import configs_folder
 from strategies.time.rates import rates_of
 from strategies.time.step_time import StepTime, step_time
 from tests.strategies.time.test_traffic import plan_of
@@ -132,3 +133,23 @@ def test_rates_stay_below_the_data_sheet(name: str) -> None:
     assert rates.attention_flops_per_s < rates.matrix_flops_per_s < gpu.bf16_flops_per_s == rates.peak_flops_per_s
     assert rates.memory_bytes_per_s < gpu.hbm_bytes_per_s
     assert rates.origin
+
+
+PRESETS = sorted(path.stem for path in (configs_folder() / "models").glob("*.json"))
+
+
+@pytest.mark.parametrize("model", PRESETS)
+def test_every_preset_has_a_time_under_every_strategy(model: str) -> None:
+    spec = load_model_spec(model)
+    job = Job(seq_len=min(spec.max_seq_len or 512, 512), global_batch_size=16)
+    for strategy in STRATEGIES:
+        time = step_time(spec, cluster=TWO_NODES, job=job, plan=plan_of(strategy))
+        assert 0 < time.total_s < 3600
+        assert 0 < time.mfu < 1
+
+
+def test_larger_clusters_communicate_more_for_the_same_micro_batch() -> None:
+    times = [time_of(plan_of(StrategyName.FSDP2), cluster=replace(NODE, gpus=8 * nodes)) for nodes in (1, 4, 64, 2048)]
+    shown = [time.communication_s for time in times]
+    assert shown == sorted(shown)
+    assert [time.matrix_s for time in times] == [times[0].matrix_s] * 4

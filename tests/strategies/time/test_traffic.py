@@ -6,8 +6,8 @@ from strategies.plan import Buckets, Plan, StrategyName
 from strategies.time.traffic import traffic
 
 BUCKETS = Buckets(
-    reduce_bucket_size=1,
-    allgather_bucket_size=1,
+    reduce_bucket_size=25_000_000,
+    allgather_bucket_size=25_000_000,
     stage3_prefetch_bucket_size=1,
     stage3_param_persistence_threshold=1,
     stage3_max_live_parameters=1,
