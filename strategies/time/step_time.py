@@ -19,6 +19,7 @@ from strategies.time.optimizer_step import optimizer_seconds
 from strategies.time.rates import Rates, rates_of
 from strategies.time.traffic import traffic
 from strategies.time.work import TokenWork, token_work
+from strategies.units import ceil_div
 
 ATTENTION_BACKWARD = 2.5
 """Over forward: five products instead of two, as the scores are computed again inside the kernel (Dao 2023,
@@ -116,7 +117,7 @@ def step_time(
     steps = plan.gradient_accumulation_steps
     launch = max(0.0, micro.forward_launch_s - micro.forward_s) + max(0.0, micro.backward_launch_s - micro.backward_s)
     communication = _communication(spec, work, micro=micro, cluster=cluster, job=job, plan=plan, rates=rates)
-    recomputed = _recomputed_share(plan) * work.recomputed_flops
+    recomputed = _recomputed_share(spec, plan) * work.recomputed_flops
     return StepTime(
         matrix_s=steps * micro.matrix_s,
         attention_s=steps * micro.attention_s,
@@ -132,8 +133,13 @@ def step_time(
     )
 
 
-def _recomputed_share(plan: Plan) -> float:
-    return 1 / plan.checkpoint_every if plan.activation_checkpointing is ActivationCheckpointing.FULL else 0.0
+def _recomputed_share(spec: ModelSpec, plan: Plan) -> float:
+    """Return the share of blocks whose forward runs twice in full."""
+    return _checkpointed_share(spec, plan) if plan.activation_checkpointing is ActivationCheckpointing.FULL else 0.0
+
+
+def _checkpointed_share(spec: ModelSpec, plan: Plan) -> float:
+    return ceil_div(spec.num_layers, plan.checkpoint_every) / spec.num_layers
 
 
 def _micro_batch(
@@ -148,7 +154,7 @@ def _micro_batch(
     elementwise = tokens * work.block_bytes / rates.memory_bytes_per_s
     loss = tokens * work.loss_bytes / rates.memory_bytes_per_s
     weights = _weight_bytes_touched(work, plan) / rates.memory_bytes_per_s
-    again = _recompute_seconds(plan, products=blocks, attention=attention, elementwise=elementwise)
+    again = _recompute_seconds(spec, plan, products=blocks, attention=attention, elementwise=elementwise)
     forward = blocks + head + attention + elementwise + loss / 3
     kernels = COMPILED_KERNELS_PER_BLOCK if compiled else KERNELS_PER_BLOCK
     launch = spec.num_layers * kernels * LAUNCH_S
@@ -161,7 +167,7 @@ def _micro_batch(
         forward_s=forward,
         backward_s=backward,
         forward_launch_s=launch,
-        backward_launch_s=launch * (2 + _recomputed_share(plan)),
+        backward_launch_s=launch * (2 + _recomputed_share(spec, plan)),
     )
 
 
@@ -183,9 +189,9 @@ def _weight_bytes_touched(work: TokenWork, plan: Plan) -> float:
     return work.num_params * (SHARDED_PASSES_BYTES if is_gathered else WEIGHT_PASSES_BYTES)
 
 
-def _recompute_seconds(plan: Plan, *, products: float, attention: float, elementwise: float) -> float:
+def _recompute_seconds(spec: ModelSpec, plan: Plan, *, products: float, attention: float, elementwise: float) -> float:
     """Return the seconds of what is computed again; selective keeps the results of products and of attention."""
-    share = 1 / plan.checkpoint_every
+    share = _checkpointed_share(spec, plan)
     match plan.activation_checkpointing:
         case ActivationCheckpointing.NONE:
             return 0.0

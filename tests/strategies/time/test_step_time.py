@@ -66,6 +66,12 @@ def test_full_activation_checkpointing_costs_a_forward_of_the_blocks() -> None:
     assert times[2].mfu < times[0].mfu
 
 
+def test_checkpointing_every_third_block_repeats_eleven_of_32() -> None:
+    full = replace(plan_of(StrategyName.ZERO3), activation_checkpointing=ActivationCheckpointing.FULL)
+    third = time_of(replace(full, checkpoint_every=3))
+    assert third.recompute_s == pytest.approx(11 / 32 * time_of(full).recompute_s)
+
+
 def test_one_gpu_does_not_communicate() -> None:
     one = replace(NODE, gpus=1, gpus_per_node=1)
     assert time_of(plan_of(StrategyName.DDP), cluster=one).communication_s == 0
