@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from strategies.cluster import Cluster
 from strategies.decision import Decision
 from strategies.errors import PlanError, SpecError
 from strategies.estimate import Estimate, Level, MemoryProfile
 from strategies.job import Job
-from strategies.memory.predict import predict
-from strategies.memory.reserved import context_bytes, reserved_bytes
+from strategies.memory.predict import estimate_of, predict
 from strategies.model_spec import ModelSpec
 from strategies.plan import Plan
+
+if TYPE_CHECKING:
+    from scaling.measure import MeasuredPlan
 
 NUM_STEPS = 2
 """Optimizer states appear in the first step: the second is the steady state."""
@@ -39,7 +42,8 @@ def estimate_at(level: Level, plan: Plan, question: Question) -> Estimate:
     if level is Level.INSTANT:
         return predict(question.spec, cluster=question.cluster, job=question.job, plan=plan)
     decision = _as_decision(plan, question)
-    return _traced(decision) if level is Level.TRACED else _measured(decision)
+    run = _traced if level is Level.TRACED else _measured
+    return run(decision, question)
 
 
 def estimator(level: Level, question: Question) -> Callable[[Plan], Estimate]:
@@ -54,18 +58,14 @@ def estimator(level: Level, question: Question) -> Callable[[Plan], Estimate]:
     return estimate
 
 
-def _traced(decision: Decision) -> Estimate:
+def _traced(decision: Decision, question: Question) -> Estimate:
     from scaling.measure import trace_plan
 
     result = trace_plan(decision, num_steps=NUM_STEPS)
-    cluster, memory = decision.cluster, result.measured
-    reserved = result.peak_reserved_bytes or reserved_bytes(memory.peak_bytes, cluster=cluster)
-    return Estimate(
-        level=Level.TRACED, memory=memory, peak_reserved_bytes=reserved, context_bytes=context_bytes(cluster)
-    )
+    return _around(result, question, decision.plan, Level.TRACED)
 
 
-def _measured(decision: Decision) -> Estimate:
+def _measured(decision: Decision, question: Question) -> Estimate:
     from scaling.measure import Method, measure_plan
 
     if not decision.cluster.gpu.is_cpu:
@@ -74,8 +74,19 @@ def _measured(decision: Decision) -> Estimate:
             f"give --gpu cpu, or --level traced"
         )
     result = measure_plan(decision, num_steps=NUM_STEPS, method=Method.SIMULATED)
-    memory = result.measured
-    return Estimate(level=Level.MEASURED, memory=memory, peak_reserved_bytes=memory.peak_bytes)
+    return _around(result, question, decision.plan, Level.MEASURED)
+
+
+def _around(result: MeasuredPlan, question: Question, plan: Plan, level: Level) -> Estimate:
+    return estimate_of(
+        result.measured,
+        question.spec,
+        level=level,
+        cluster=question.cluster,
+        job=question.job,
+        plan=plan,
+        peak_reserved_bytes=result.peak_reserved_bytes,
+    )
 
 
 def _as_decision(plan: Plan, question: Question) -> Decision:

@@ -7,10 +7,12 @@ Sources: deepspeed 0.19.8, runtime/zero/stage_1_and_2.py, stage3.py, offload_con
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from strategies.cluster import Cluster
 from strategies.fsdp2 import formats_of, shard_elements
+from strategies.host_ledger import HostBytes, HostLedger
 from strategies.job import Job, Precision
 from strategies.memory.optimizer_states import (
     FP32_BYTES,
@@ -36,44 +38,6 @@ PARAMETER_SWAP_ELEMENTS = 100_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostBytes:
-    """RAM of one node at one moment."""
-
-    pinned: int = 0
-    """Locked in RAM: the kernel cannot take it back; ``ulimit -l`` may bound it."""
-    pageable: int = 0
-
-    @property
-    def total_bytes(self) -> int:
-        return self.pinned + self.pageable
-
-    def __add__(self, more: HostBytes) -> HostBytes:
-        return HostBytes(pinned=self.pinned + more.pinned, pageable=self.pageable + more.pageable)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostLedger:
-    """RAM of the node that holds most, the first one, and bytes on its disks."""
-
-    load: HostBytes
-    """Every rank has built or read the whole model."""
-    initialise: HostBytes
-    """While buffers are pinned, which copies them; the model may still be there."""
-    steady: HostBytes
-    save: HostBytes
-    nvme_bytes: int
-    """States that rest on the node's NVMe."""
-    model_checkpoint_bytes: int
-    """An exported model, in the format of the forward pass."""
-    training_checkpoint_bytes: int
-    """The model with its fp32 masters and optimizer states."""
-
-    @property
-    def peak(self) -> HostBytes:
-        return max(self.load, self.initialise, self.steady, self.save, key=lambda moment: moment.total_bytes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Offloaded:
     """What one rank rests outside of its device."""
 
@@ -91,9 +55,18 @@ def host_ledger(
     ``loaded_element_bytes``: bytes of one weight as every rank loads it; None for the format of the forward pass, as
     the trainer does it. Programs that load fp32 checkpoints as they are need 4.
     """
-    ranks, params = cluster.ranks_per_node, spec.num_params
+    # Neither batch nor length changes it: a search asks for few of them.
+    job, plan = replace(job, seq_len=2, global_batch_size=1), replace(plan, micro_batch_size=1)
+    return _ledger(spec, cluster.ranks_per_node, cluster.gpus, job, plan, loaded_element_bytes)
+
+
+@lru_cache(maxsize=4096)
+def _ledger(
+    spec: ModelSpec, ranks: int, data_parallel_size: int, job: Job, plan: Plan, loaded_element_bytes: int | None
+) -> HostLedger:
+    params = spec.num_params
     element = loaded_element_bytes or built_element_bytes(job.precision)
-    rank = _offloaded(spec, job=job, plan=plan, data_parallel_size=cluster.gpus)
+    rank = _offloaded(spec, job=job, plan=plan, data_parallel_size=data_parallel_size)
     processes = HostBytes(pageable=ranks * PROCESS_BYTES)
     load = processes + HostBytes(pageable=ranks * element * params)
     buffers = HostBytes(pinned=ranks * sum(map(pinned_block_bytes, rank.pinned)))

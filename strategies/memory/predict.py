@@ -6,12 +6,15 @@ from strategies.cluster import Cluster
 from strategies.errors import JobError
 from strategies.estimate import Estimate, Level, MemoryProfile, Phase, PhaseBytes
 from strategies.job import Job
+from strategies.memory.host import host_ledger
+from strategies.memory.interval import peak_interval
 from strategies.memory.moments import step_phases
-from strategies.memory.reserved import context_bytes, reserved_bytes
+from strategies.memory.reserved import context_bytes, reserved_bytes, unusable_bytes
 from strategies.model_spec import ModelSpec
 from strategies.offload import require_possible_offload
 from strategies.plan import Plan
 from strategies.registry import STRATEGIES
+
 
 def predict(spec: ModelSpec, *, cluster: Cluster, job: Job, plan: Plan) -> Estimate:
     """Return the estimate of one plan, for the rank that holds most, in the steady state.
@@ -31,11 +34,33 @@ def predict(spec: ModelSpec, *, cluster: Cluster, job: Job, plan: Plan) -> Estim
             *step_phases(spec, layout, job=job, plan=plan, on_cpu=cluster.gpu.is_cpu),
         )
     )
+    return estimate_of(memory, spec, level=Level.INSTANT, cluster=cluster, job=job, plan=plan)
+
+
+def estimate_of(
+    memory: MemoryProfile,
+    spec: ModelSpec,
+    *,
+    level: Level,
+    cluster: Cluster,
+    job: Job,
+    plan: Plan,
+    peak_reserved_bytes: int | None = None,
+) -> Estimate:
+    """Return the estimate around the live tensors of a plan, however those were found.
+
+    ``peak_reserved_bytes``: where it is known better than from the holes of replays.
+    """
+    peak = memory.peak_bytes
+    reserved = peak_reserved_bytes or max(peak, reserved_bytes(memory, spec, cluster=cluster, job=job, plan=plan))
     return Estimate(
-        level=Level.INSTANT,
+        level=level,
         memory=memory,
-        peak_reserved_bytes=reserved_bytes(memory.peak_bytes, cluster=cluster),
+        peak_reserved_bytes=reserved,
+        unusable_bytes=unusable_bytes(peak, cluster=cluster),
         context_bytes=context_bytes(cluster),
+        host=host_ledger(spec, cluster=cluster, job=job, plan=plan),
+        interval=peak_interval(allocated_bytes=peak, reserved_bytes=reserved, cluster=cluster),
     )
 
 
