@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from strategies.cluster import Cluster
 from strategies.estimate import Estimate
@@ -18,6 +19,14 @@ class Candidate:
     estimate: Estimate
 
 
+class Resource(StrEnum):
+    """What a plan can have too little of."""
+
+    GPU_MEMORY = "GPU memory"
+    HOST_MEMORY = "host memory"
+    """Of one node."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
     """A plan that does not fit, with the number that rejected it."""
@@ -25,6 +34,7 @@ class Rejection:
     plan: Plan
     estimate: Estimate
     over_by_bytes: int
+    resource: Resource = Resource.GPU_MEMORY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from strategies.decision import Decision, Rejection
+from strategies.cluster import Cluster
+from strategies.decision import Decision, Rejection, Resource
 from strategies.estimate import PhaseBytes
 from strategies.plan import ActivationCheckpointing, Plan
 from strategies.units import format_bytes
@@ -26,11 +27,11 @@ def describe_plan(plan: Plan) -> str:
 
 def describe_rejection(rejection: Rejection) -> str:
     """Return one rejected plan as a sentence: what it needs, by how much it is over, and its two largest causes."""
-    estimate = rejection.estimate
-    return (
-        f"{describe_plan(rejection.plan)}: needs {format_bytes(estimate.device_bytes)}, "
-        f"{format_bytes(rejection.over_by_bytes)} over ({largest_causes(estimate.memory.peak)})"
-    )
+    estimate, over = rejection.estimate, format_bytes(rejection.over_by_bytes)
+    plan = describe_plan(rejection.plan)
+    if rejection.resource is Resource.HOST_MEMORY and estimate.host is not None:
+        return f"{plan}: needs {format_bytes(estimate.host.peak.total_bytes)} of host memory a node, {over} over"
+    return f"{plan}: needs {format_bytes(estimate.device_bytes)}, {over} over ({largest_causes(estimate.memory.peak)})"
 
 
 def largest_causes(phase: PhaseBytes, *, count: int = 2) -> str:
@@ -45,9 +46,16 @@ def why(decision: Decision) -> list[str]:
     return [describe_rejection(rejection) for rejection in decision.rejected]
 
 
-def nothing_fits(rejected: tuple[Rejection, ...], *, usable_bytes: int) -> str:
+def nothing_fits(rejected: tuple[Rejection, ...], *, cluster: Cluster) -> str:
     """Return the message for a job that fits nowhere: the closest plan, what it lacks, what decides its peak."""
+    usable_bytes = cluster.gpu.memory_bytes
     closest = min(rejected, key=lambda rejection: rejection.over_by_bytes)
+    if closest.resource is Resource.HOST_MEMORY:
+        host = format_bytes(cluster.host_memory_bytes or 0)
+        return (
+            f"no plan fits {format_bytes(usable_bytes)} a GPU and {host} of host memory a node; the closest is "
+            f"{describe_rejection(closest)}; give nodes with more memory, or fewer GPUs a node"
+        )
     peak = closest.estimate.memory.peak.causes
     grows_with_tokens = peak.activations + peak.recomputed_block + peak.logits
     # Only where a shorter sequence can save what is missing.

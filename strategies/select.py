@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from strategies.cluster import Cluster
-from strategies.decision import Decision, Rejection
+from strategies.decision import Decision, Rejection, Resource
 from strategies.errors import NoPlanFitsError, PlanError
 from strategies.estimate import Estimate
 from strategies.explain import describe_plan, nothing_fits
@@ -26,8 +26,8 @@ class Selection:
     rejected: tuple[Rejection, ...]
 
 
-def select(plans: Iterable[Plan], estimate: Callable[[Plan], Estimate], *, usable_bytes: int) -> Selection:
-    """Return the first plan whose peak, device context included, is at most ``usable_bytes``.
+def select(plans: Iterable[Plan], estimate: Callable[[Plan], Estimate], *, cluster: Cluster) -> Selection:
+    """Return the first plan that fits the GPUs, and the host where its memory is known.
 
     Raises:
         NoPlanFitsError: none does; tells the closest one and what it lacks.
@@ -35,15 +35,30 @@ def select(plans: Iterable[Plan], estimate: Callable[[Plan], Estimate], *, usabl
     rejected: dict[tuple[StrategyName, ActivationCheckpointing], Rejection] = {}
     for plan in plans:
         prediction = estimate(plan)
-        over = prediction.device_bytes - usable_bytes
-        if over <= 0:
+        lacking = shortage(prediction, cluster=cluster)
+        if lacking is None:
             return Selection(plan=plan, estimate=prediction, rejected=tuple(rejected.values()))
+        resource, over = lacking
         # Micro batches come largest first: the last one kept is the one with the best chance.
         kind = (plan.strategy, plan.activation_checkpointing)
-        rejected[kind] = Rejection(plan=plan, estimate=prediction, over_by_bytes=over)
+        rejected[kind] = Rejection(plan=plan, estimate=prediction, over_by_bytes=over, resource=resource)
     if not rejected:
         raise PlanError("no legal plan with the given fixed parts; leave one of them to the search")
-    raise NoPlanFitsError(nothing_fits(tuple(rejected.values()), usable_bytes=usable_bytes))
+    raise NoPlanFitsError(nothing_fits(tuple(rejected.values()), cluster=cluster))
+
+
+def shortage(estimate: Estimate, *, cluster: Cluster) -> tuple[Resource, int] | None:
+    """Return what a plan has too little of and by how many bytes; None where it fits.
+
+    A CPU rank's device memory is the host's: only what the plan rests there on purpose is on top, and that is known.
+    """
+    over = estimate.device_bytes - cluster.gpu.memory_bytes
+    if over > 0:
+        return Resource.GPU_MEMORY, over
+    if estimate.host is None or cluster.host_memory_bytes is None or cluster.gpu.is_cpu:
+        return None
+    over = estimate.host.peak.total_bytes - cluster.host_memory_bytes
+    return (Resource.HOST_MEMORY, over) if over > 0 else None
 
 
 MAX_SUGGESTED_GPUS = 16384
@@ -99,7 +114,7 @@ def _select_on(
     return select(
         candidates(spec, cluster=cluster, job=job, fixed=fixed),
         estimate or (lambda plan: predict(spec, cluster=cluster, job=job, plan=plan)),
-        usable_bytes=cluster.gpu.memory_bytes,
+        cluster=cluster,
     )
 
 

@@ -13,7 +13,7 @@ from strategies.decision import Candidate
 from strategies.errors import ScalingError
 from strategies.estimate import Estimate
 from strategies.memory.predict import predict
-from strategies.select import decide
+from strategies.select import decide, shortage
 from strategies.units import gib
 
 DECIMALS = 4
@@ -57,7 +57,7 @@ def answer(candidate: Candidate, *, cluster: Cluster, id: str | int) -> Answer:
     return Answer(
         id=id,
         level=estimate.level,
-        fits=estimate.device_bytes <= cluster.gpu.memory_bytes,
+        fits=shortage(estimate, cluster=cluster) is None,
         plan=dataclasses.asdict(candidate.plan),
         peak_allocated_gib=_gib(estimate.peak_allocated_bytes),
         peak_reserved_gib=_gib(estimate.peak_reserved_bytes),
@@ -66,7 +66,7 @@ def answer(candidate: Candidate, *, cluster: Cluster, id: str | int) -> Answer:
         interval_gib=_interval(estimate),
         breakdown_gib={cause: _gib(num_bytes) for cause, num_bytes in peak.causes.items()},
         phases_gib={phase.phase: _gib(phase.total_bytes) for phase in estimate.memory.phases},
-        host_gib_per_node=None,
+        host_gib_per_node=None if estimate.host is None else _gib(estimate.host.peak.total_bytes),
         step_time_s=None,
         tokens_per_s_per_gpu=None,
         mfu=None,
