@@ -97,7 +97,10 @@ def _answer_one(question: Question, fixed: FixedParts, *, steps: int, level: Lev
     plan = next(iter(candidates(question.spec, cluster=question.cluster, job=question.job, fixed=fixed)))
     candidate = Candidate(plan=plan, estimate=estimate_at(level, plan, question))
     if as_json:
-        typer.echo(to_json(answer(candidate, cluster=question.cluster, id=question.model)), nl=False)
+        typer.echo(
+            to_json(answer(candidate, question.spec, cluster=question.cluster, job=question.job, id=question.model)),
+            nl=False,
+        )
         return
     print_estimate(candidate, question, Console())
 

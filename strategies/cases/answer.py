@@ -10,10 +10,14 @@ from typing import Any
 from strategies.cases.case import Case, read_case
 from strategies.cluster import Cluster
 from strategies.decision import Candidate
-from strategies.errors import ScalingError
+from strategies.errors import ClusterError, ScalingError
 from strategies.estimate import Estimate
+from strategies.job import Job
 from strategies.memory.predict import predict
+from strategies.model_spec import ModelSpec
+from strategies.plan import Plan
 from strategies.select import decide, shortage
+from strategies.time.step_time import StepTime, step_time
 from strategies.units import gib
 
 DECIMALS = 4
@@ -46,14 +50,16 @@ def answer_line(line: str, *, number: int) -> str:
     """Return the JSON that answers line ``number`` of a file of cases: an estimate, or what is wrong with the case."""
     try:
         case = read_case(line, number=number)
-        return json.dumps(dataclasses.asdict(answer(_chosen(case), cluster=case.cluster, id=case.id)))
+        found = answer(_chosen(case), case.spec, cluster=case.cluster, job=case.job, id=case.id)
+        return json.dumps(dataclasses.asdict(found))
     except ScalingError as error:
         return json.dumps({"id": _id_of(line), "error": str(error)})
 
 
-def answer(candidate: Candidate, *, cluster: Cluster, id: str | int) -> Answer:
+def answer(candidate: Candidate, spec: ModelSpec, *, cluster: Cluster, job: Job, id: str | int) -> Answer:
     """Return what is told about a plan with its estimate."""
     estimate, peak = candidate.estimate, candidate.estimate.memory.peak
+    time = _step_time(candidate.plan, spec, cluster=cluster, job=job)
     return Answer(
         id=id,
         level=estimate.level,
@@ -67,11 +73,23 @@ def answer(candidate: Candidate, *, cluster: Cluster, id: str | int) -> Answer:
         breakdown_gib={cause: _gib(num_bytes) for cause, num_bytes in peak.causes.items()},
         phases_gib={phase.phase: _gib(phase.total_bytes) for phase in estimate.memory.phases},
         host_gib_per_node=None if estimate.host is None else _gib(estimate.host.peak.total_bytes),
-        step_time_s=None,
-        tokens_per_s_per_gpu=None,
-        mfu=None,
+        step_time_s=None if time is None else _digits(time.total_s),
+        tokens_per_s_per_gpu=None if time is None else _digits(time.tokens_per_s_per_gpu),
+        mfu=None if time is None else _digits(time.mfu),
         warnings=estimate.warnings,
     )
+
+
+def _step_time(plan: Plan, spec: ModelSpec, *, cluster: Cluster, job: Job) -> StepTime | None:
+    """Return the seconds of a step, None where the device's rates are not known."""
+    try:
+        return step_time(spec, cluster=cluster, job=job, plan=plan)
+    except ClusterError:
+        return None
+
+
+def _digits(number: float) -> float:
+    return float(f"{number:.6g}")
 
 
 def _chosen(case: Case) -> Candidate:
