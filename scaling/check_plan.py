@@ -134,7 +134,7 @@ def require_trainable(decision: Decision) -> None:
         ("optimizer", job.optimizer, (OptimizerName.ADAMW,)),
         ("fused_optimizer", job.fused_optimizer, (True,)),
         ("attention", job.attention, (Attention.FLASH,)),
-        ("loss", job.loss, (LossImplementation.STANDARD,)),
+        ("loss", job.loss, (LossImplementation.STANDARD, LossImplementation.CHUNKED)),
     ):
         if value not in runs:
             raise EngineError(

@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch import nn
 
 from scaling.batch import Batch
-from scaling.losses import token_sum_loss
+from scaling.losses import next_token_labels, token_sum_loss
 from scaling.meter import PhaseMeter
 from scaling.ownership import Owned
 from strategies.estimate import Phase
+from strategies.job import LossImplementation
 
 
 class Engine(ABC):
@@ -25,13 +26,14 @@ class Engine(ABC):
     times `data_parallel_size`. Nothing else scales it.
     """
 
-    def __init__(self, model: nn.Module, *, device: torch.device, meter: PhaseMeter) -> None:
+    def __init__(self, model: nn.Module, *, loss: LossImplementation, device: torch.device, meter: PhaseMeter) -> None:
         self.model = model
         """The plain module, for names, config and export; run it through `loss_sum` only."""
         self.device = device
         self.rank = dist.get_rank()
         self.data_parallel_size = dist.get_world_size()
         self._meter = meter
+        self._loss_in_forward = loss is not LossImplementation.STANDARD
 
     @final
     def loss_sum(self, batch: Batch) -> torch.Tensor:
@@ -39,7 +41,10 @@ class Engine(ABC):
         with self._meter.phase(Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION):
             input_ids = batch.input_ids.to(self.device, non_blocking=True)
             labels = batch.labels.to(self.device, non_blocking=True)
-            return token_sum_loss(self._forward(input_ids).logits, labels)
+            if not self._loss_in_forward:
+                return token_sum_loss(self._forward(input_ids=input_ids).logits, labels)
+            loss: torch.Tensor = self._forward(input_ids=input_ids, targets=next_token_labels(labels)).loss
+            return loss
 
     @final
     def backward(self, loss: torch.Tensor) -> None:
@@ -80,8 +85,8 @@ class Engine(ABC):
         """Give back what the framework holds; the engine must not be used afterwards."""
 
     @abstractmethod
-    def _forward(self, input_ids: torch.Tensor) -> Any:
-        """Return the model's output object, which has logits (batch, seq, vocab)."""
+    def _forward(self, **inputs: torch.Tensor) -> Any:
+        """Return the model's output object, which has logits (batch, seq, vocab), or with ``targets`` the loss."""
 
     @abstractmethod
     def _backward(self, loss: torch.Tensor) -> None: ...

@@ -38,7 +38,7 @@ class DdpEngine(Engine):
         device: torch.device,
         meter: PhaseMeter,
     ) -> None:
-        super().__init__(model.to(device), device=device, meter=meter)
+        super().__init__(model.to(device), loss=decision.job.loss, device=device, meter=meter)
         job = decision.job
         autocast_forward(model, precision=job.precision, device=device)
         self._max_norm = job.gradient_clipping
@@ -71,10 +71,10 @@ class DdpEngine(Engine):
     def close(self) -> None:
         del self._ddp
 
-    def _forward(self, input_ids: torch.Tensor) -> Any:
+    def _forward(self, **inputs: torch.Tensor) -> Any:
         # Without gradients there is nothing to synchronise, and ranks may run different numbers of forwards.
         module = self._ddp if torch.is_grad_enabled() else self.model
-        return module(input_ids=input_ids)
+        return module(**inputs)
 
     def _backward(self, loss: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]

@@ -42,7 +42,7 @@ class DeepSpeedEngine(Engine):
         device: torch.device,
         meter: PhaseMeter,
     ) -> None:
-        super().__init__(model, device=device, meter=meter)
+        super().__init__(model, loss=decision.job.loss, device=device, meter=meter)
         autocast_forward(model, precision=decision.job.precision, device=device)
         deepspeed = import_deepspeed(device)
         config = deepspeed_config(decision)
@@ -87,8 +87,8 @@ class DeepSpeedEngine(Engine):
     def close(self) -> None:
         self._engine.destroy()
 
-    def _forward(self, input_ids: torch.Tensor) -> Any:
-        return self._engine(input_ids=input_ids)
+    def _forward(self, **inputs: torch.Tensor) -> Any:
+        return self._engine(**inputs)
 
     def _backward(self, loss: torch.Tensor) -> None:
         self._engine.backward(loss, scale_wrt_gas=False)

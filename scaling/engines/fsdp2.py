@@ -49,7 +49,7 @@ class Fsdp2Engine(Engine):
         device: torch.device,
         meter: PhaseMeter,
     ) -> None:
-        super().__init__(model, device=device, meter=meter)
+        super().__init__(model, loss=decision.job.loss, device=device, meter=meter)
         self._max_norm = decision.job.gradient_clipping
         # What the forward pass computes with is what a 16-bit model is saved as; under autocast the weights are fp32.
         self._saved_format = torch.bfloat16 if decision.job.precision is Precision.BF16 else None
@@ -77,8 +77,8 @@ class Fsdp2Engine(Engine):
     def close(self) -> None:
         """Nothing to give back: the framework holds nothing but what hangs on the model."""
 
-    def _forward(self, input_ids: torch.Tensor) -> Any:
-        return self.model(input_ids=input_ids)
+    def _forward(self, **inputs: torch.Tensor) -> Any:
+        return self.model(**inputs)
 
     def _backward(self, loss: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]

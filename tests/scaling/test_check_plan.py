@@ -19,7 +19,7 @@ from strategies.decision import Decision
 from strategies.emit.deepspeed import deepspeed_config
 from strategies.errors import JobError, PlanError
 from strategies.estimate import CauseBytes, MemoryProfile, Phase, PhaseBytes
-from strategies.job import Precision
+from strategies.job import LossImplementation, Precision
 from strategies.load_model import load_model_spec
 from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
 from strategies.serialize import read_json
@@ -120,6 +120,12 @@ def test_fp16_is_refused_by_name(zero2: Decision, tmp_path: Path) -> None:
     wrong = replace(zero2, job=replace(zero2.job, precision=Precision.FP16))
     with pytest.raises(EngineError, match="precision=fp16 cannot be trained under zero2 yet"):
         check(wrong, tmp_path)
+
+
+def test_a_loss_that_no_engine_computes_is_refused_by_name(zero2: Decision, tmp_path: Path) -> None:
+    decision = replace(zero2, job=replace(zero2.job, loss=LossImplementation.FUSED))
+    with pytest.raises(EngineError, match=r"loss=fused cannot be trained .* plan again with standard or chunked"):
+        check(decision, tmp_path)
 
 
 @pytest.mark.parametrize(

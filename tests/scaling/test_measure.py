@@ -10,7 +10,7 @@ from scaling.measure import MeasuredPlan, Method, measure_plan, trace_plan
 from strategies.cluster import CPU_NAME, Cluster, Gpu, gpu_preset
 from strategies.decision import Decision
 from strategies.estimate import Phase
-from strategies.job import Job, Precision
+from strategies.job import Job, LossImplementation, Precision
 from strategies.load_model import load_model_spec
 from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
 from strategies.search import FixedParts
@@ -117,6 +117,20 @@ def test_traced_autocast_holds_what_a_simulated_one_holds() -> None:
     assert totals(traced) == totals(simulated)
     weights = {phase.phase: phase.causes for phase in simulated.measured.phases}[Phase.FORWARD].parameters
     assert weights == 4 * decision.num_params
+
+
+@pytest.mark.deepspeed
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", [StrategyName.ZERO3, StrategyName.FSDP2])
+def test_traced_chunked_loss_holds_what_a_simulated_one_holds(strategy: StrategyName) -> None:
+    if strategy is StrategyName.FSDP2:
+        decision = fsdp2_decision(gpus=8)
+    else:
+        decision = decision_for(strategy, checkpointing=ActivationCheckpointing.FULL, gpus=8)
+    decision = replace(decision, job=replace(decision.job, loss=LossImplementation.CHUNKED))
+    traced = trace_plan(decision, num_steps=2)
+    simulated = measure_plan(decision, num_steps=2, method=Method.SIMULATED)
+    assert totals(traced) == totals(simulated)
 
 
 @pytest.mark.distributed

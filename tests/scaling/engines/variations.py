@@ -95,6 +95,19 @@ VARIATIONS = {
         )
         for name in (StrategyName.ZERO3, StrategyName.FSDP2)
     },
+    **{
+        f"{name}-chunked": Variation(strategy=name, loss=LossImplementation.CHUNKED)
+        for name in (*WHOLE, StrategyName.FSDP2)
+    },
+    **{
+        f"{name}-chunked-bf16-autocast": Variation(
+            strategy=name, loss=LossImplementation.CHUNKED, precision=Precision.BF16_AUTOCAST
+        )
+        for name in (StrategyName.DDP, StrategyName.ZERO3, StrategyName.FSDP2)
+    },
+    "zero3-chunked-bf16": Variation(
+        strategy=StrategyName.ZERO3, loss=LossImplementation.CHUNKED, precision=Precision.BF16
+    ),
     "fsdp2-full": replace(FSDP2, activation_checkpointing=ActivationCheckpointing.FULL),
 }
 
