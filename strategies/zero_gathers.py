@@ -14,65 +14,11 @@ from functools import cache
 from itertools import groupby
 
 from strategies.model_spec import ModelSpec
-from strategies.parameter_order import blocks_of_tensors, tensor_sizes
+from strategies.parameter_order import tensor_sizes
 from strategies.plan import Buckets
 from strategies.units import round_up
-
-STRETCHES = (
-    "forward_start",
-    "forward",
-    "evaluation",
-    "backward_start",
-    "first_gradient",
-    "first_block",
-    "in_blocks",
-    "after_blocks",
-)
-STACKED_DIMENSIONS = 3
-"""Of the weights of all experts in one tensor."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage3Offload:
-    """Which of a rank's partitions rest on the host, and so need copies on the device."""
-
-    optimizer: bool = False
-    parameters: bool = False
-    norm_elements: int = 0
-    """Elements of the weights' format in one double-precision number."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """Elements beside the partitions at one moment."""
-
-    gathered: int
-    buckets: int = 0
-    """Flat buffers of gathers and of reductions."""
-    gradients: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.gathered + self.buckets + self.gradients
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatheredElements:
-    """The highest moments of a forward and a backward; persistent weights are not among them."""
-
-    persistent: int
-    forward_start: Moment
-    """Until the first block has run."""
-    forward: Moment
-    after_forward: Moment
-    """What an evaluation leaves gathered for a backward that never comes."""
-    backward_start: Moment
-    first_gradient: Moment
-    evaluation: Moment
-    """Over a whole forward without gradients."""
-    first_block: Moment
-    in_blocks: Moment
-    after_blocks: Moment
+from strategies.zero_gathered import GatheredElements, Moment, Stage3Offload
+from strategies.zero_modules import STACKED_DIMENSIONS, ModuleStep, module_steps
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,17 +48,6 @@ class _Gather:
     is_copied: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    """One module, in forward or backward."""
-
-    weights: tuple[int, ...]
-    """Indices of the weights that are its own."""
-    block: int
-    """-1 before the blocks, their number after them."""
-    is_backward: bool = False
-
-
 @cache
 def gathered_elements(
     spec: ModelSpec, data_parallel_size: int, buckets: Buckets, *, checkpoint_every: int, offload: Stage3Offload
@@ -122,32 +57,6 @@ def gathered_elements(
     ``checkpoint_every``: blocks 0, k, 2k, ... are computed again in backward; 0 for none.
     """
     return _Walk(spec, data_parallel_size, buckets, checkpoint_every, offload).result()
-
-
-@cache
-def module_steps(spec: ModelSpec) -> tuple[_Step, ...]:
-    """Return the modules in the order of names, which is about that of forward.
-
-    A module without weights of its own (a block, its attention) counts too: it is another chance to fetch ahead.
-    """
-    steps: list[_Step] = []
-    entered, before = set[str](), ""
-    for index, ((name, _), block) in enumerate(zip(spec.parameters(), blocks_of_tensors(spec), strict=True)):
-        module = name.rpartition(".")[0]
-        parents = module.split(".")[:-1]
-        for length in range(1, len(parents) + 1):
-            parent = ".".join(parents[:length])
-            if parent not in entered and not f"{name[len(parent) + 1 :]}".partition(".")[0].isdigit():
-                entered.add(parent)
-                steps.append(_Step(weights=(), block=block))
-        if module == before:
-            steps[-1] = _Step(weights=(*steps[-1].weights, index), block=block)
-        else:
-            steps.append(_Step(weights=(index,), block=block))
-        before = module
-    if spec.tied_embeddings:
-        steps.append(_Step(weights=(0,), block=steps[-1].block))
-    return tuple(steps)
 
 
 class _Walk:
@@ -181,7 +90,7 @@ class _Walk:
         self._moments: dict[str, Moment] = {}
         self._stretch = ""
 
-    def _backward_steps(self, forward: Sequence[_Step]) -> Iterator[_Step]:
+    def _backward_steps(self, forward: Sequence[ModuleStep]) -> Iterator[ModuleStep]:
         for block, steps in groupby(reversed(forward), key=lambda step: step.block):
             backward = [replace(step, is_backward=True) for step in steps]
             if self._is_checkpointed(block):
@@ -194,9 +103,14 @@ class _Walk:
     def _plan_uses(self) -> None:
         """Note when each weight is used again, and how many elements lie between two steps."""
         self._queue = deque((index, number) for number, step in enumerate(self._steps) for index in step.weights)
-        self._traversed = [0]
+        self._traversed, self._traversed_deep = [0], [0]
         for step in self._steps:
-            self._traversed.append(self._traversed[-1] + sum(self._weights[index].elements for index in step.weights))
+            elements = sum(self._weights[index].elements for index in step.weights)
+            # A search that starts at another module does not look into blocks of experts; one that starts there counts
+            # every module inside another one again: about twice.
+            self._traversed.append(self._traversed[-1] + (0 if self._holds_experts(step) else elements))
+            inside = 0 <= step.block < self._num_blocks
+            self._traversed_deep.append(self._traversed_deep[-1] + elements * (2 if inside else 1))
         self._later: list[dict[int, int]] = [{}] * len(self._steps)
         following: dict[int, int] = {}
         for number in reversed(range(len(self._steps))):
@@ -230,7 +144,7 @@ class _Walk:
         persistent = sum(weight.aligned for weight in self._weights if weight.is_persistent)
         return GatheredElements(persistent=persistent, after_forward=after_forward, **found)
 
-    def _stretch_of(self, number: int, step: _Step) -> str:
+    def _stretch_of(self, number: int, step: ModuleStep) -> str:
         if number < self._num_forward:
             return "forward_start" if step.block <= 0 else "forward"
         if step.block < 0:
@@ -239,11 +153,11 @@ class _Walk:
             return "first_gradient" if step.weights else "backward_start"
         return "first_block" if step.block == self._num_blocks - 1 else "in_blocks"
 
-    def _is_embedding(self, step: _Step, number: int) -> bool:
+    def _is_embedding(self, step: ModuleStep, number: int) -> bool:
         """Whether a step of backward is not the first use of a tied weight, whose gradient waits for the last."""
         return not self._tied or 0 not in step.weights or number > self._num_forward
 
-    def _fetch(self, step: _Step) -> None:
+    def _fetch(self, step: ModuleStep) -> None:
         needed = [self._weights[index] for index in step.weights]
         self._gather([weight for weight in needed if not weight.is_available and not weight.in_flight])
         for weight in needed:
@@ -304,15 +218,18 @@ class _Walk:
         if not gather.waiting:
             self._flat -= gather.flat
 
-    def _release(self, number: int, step: _Step) -> None:
+    def _release(self, number: int, step: ModuleStep) -> None:
         if step.is_backward and step.block < 0:
             return  # the input of an embedding needs no gradient, so that its backward never ends
         for index in step.weights:
             weight = self._weights[index]
             later = self._later[number][index]
-            is_near = later >= 0 and (
-                self._traversed[later] - self._traversed[number + 1] < self._buckets.stage3_max_live_parameters
-            )
+            if self._holds_experts(step) and number < self._num_forward:
+                # The whole model is a module too, the first one of backward, and has all experts in it.
+                distance = self._traversed_deep[self._num_forward] - self._traversed_deep[number + 1]
+            else:
+                distance = self._traversed[later] - self._traversed[number + 1]
+            is_near = later >= 0 and distance < self._buckets.stage3_max_live_parameters
             if weight.is_persistent or not weight.is_available or weight.last_use > self._step or is_near:
                 continue
             weight.is_available = False
@@ -326,7 +243,13 @@ class _Walk:
             self._held -= weight.held
             weight.held = 0
 
-    def _gradients(self, step: _Step, *, is_last_use: bool) -> None:
+    def _holds_experts(self, step: ModuleStep) -> bool:
+        return any(self._weights[index].is_stacked for index in step.weights)
+
+    def _gradients(self, step: ModuleStep, *, is_last_use: bool) -> None:
+        if self._holds_experts(step):
+            self._gradients_of_experts(step)
+            return
         for index in reversed(step.weights):
             weight = self._weights[index]
             if not is_last_use:
@@ -338,6 +261,15 @@ class _Walk:
             self._note(gradient=weight.elements + tied)
             self._loose -= tied
             self._add(weight, arriving=weight.elements + tied)
+
+    def _gradients_of_experts(self, step: ModuleStep) -> None:
+        """Handled together when the block's backward is over (create_reduce_and_remove_grad_hooks)."""
+        weights = [self._weights[index] for index in step.weights]
+        self._loose += sum(weight.elements for weight in weights)
+        self._note()
+        for weight in weights:
+            self._add(weight, arriving=0)
+            self._loose -= weight.elements
 
     def _add(self, weight: _Weight, *, arriving: int) -> None:
         if self._bucket_elements + weight.elements > self._buckets.reduce_bucket_size and self._bucket_elements:
