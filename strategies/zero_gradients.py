@@ -12,10 +12,12 @@ from functools import cache
 
 from strategies.model_spec import ModelSpec
 from strategies.parameter_order import Gradient, OptimizerGroup, ParameterOrder, parameter_order
-from strategies.units import ceil_div, round_up
+from strategies.units import round_up
 
 ALIGNMENT = 2
 """Elements that a rank's partition is a multiple of (nccl_start_alignment_factor)."""
+MANY_SLICES = 64
+"""Owners of one tensor beyond which the copies of its parts are not told apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +210,7 @@ class _Walk:
             return
         self._note(self._largest_copy())
         for gradient in self._in_bucket:
-            is_kept = self._rank in self._owners(gradient)
+            is_kept = self._is_owned(gradient)
             if is_kept and self._reduction.offloads:
                 self._note(self._reduction.scratch_per_element * self._owned_elements(gradient))
             elif is_kept and not self._partition:
@@ -224,42 +226,46 @@ class _Walk:
 
     def _largest_copy(self) -> int:
         """Return the elements of the flat copy that is reduced; a single slice is reduced where it is."""
-        slices = list(self._slices())
-        if len(slices) == 1:
-            return 0
+        if self._bucket_elements <= self._reduction.bucket_elements:
+            owners = {owner for gradient in self._in_bucket for owner in self._first_and_last_owner(gradient)}
+            return self._bucket_elements if len(owners) > 1 else 0
+        gradient, limit = self._in_bucket[0], self._reduction.bucket_elements
+        share = self._shares[gradient.group]
+        if gradient.size > MANY_SLICES * share:
+            return (limit // share + 1) * share
         copies, copy, num_slices = [0], 0, 0
-        for elements in slices:
+        for elements in self._slices():
             copy, num_slices = copy + elements, num_slices + 1
-            if copy > self._reduction.bucket_elements:
+            if copy > limit:
                 copies.append(copy if num_slices > 1 else 0)
                 copy, num_slices = 0, 0
         copies.append(copy if num_slices > 1 else 0)
         return max(copies)
 
     def _slices(self) -> Iterator[int]:
-        """Yield the elements of the bucket's parts by owner; neighbours with one owner are one part."""
-        owner, elements = -1, 0
-        for gradient in self._in_bucket:
-            share = self._shares[gradient.group]
-            start = self._order.groups[gradient.group].offsets[gradient.index]
-            end = start + gradient.size
-            while start < end:
-                part = min(end, (start // share + 1) * share) - start
-                if start // share != owner and elements:
-                    yield elements
-                    elements = 0
-                owner, elements, start = start // share, elements + part, start + part
-        yield elements
+        """Yield the elements of a large tensor's parts by owner."""
+        gradient = self._in_bucket[0]
+        share = self._shares[gradient.group]
+        start = self._order.groups[gradient.group].offsets[gradient.index]
+        end = start + gradient.size
+        while start < end:
+            part = min(end, (start // share + 1) * share) - start
+            yield part
+            start += part
 
     def _owned_elements(self, gradient: Gradient) -> int:
         share = self._shares[gradient.group]
         start = self._order.groups[gradient.group].offsets[gradient.index]
         return min(start + gradient.size, share * (self._rank + 1)) - max(start, share * self._rank)
 
-    def _owners(self, gradient: Gradient) -> range:
+    def _is_owned(self, gradient: Gradient) -> bool:
+        first, last = self._first_and_last_owner(gradient)
+        return first <= self._rank <= last
+
+    def _first_and_last_owner(self, gradient: Gradient) -> tuple[int, int]:
         share = self._shares[gradient.group]
         start = self._order.groups[gradient.group].offsets[gradient.index]
-        return range(start // share, ceil_div(start + gradient.size, share))
+        return start // share, (start + gradient.size - 1) // share
 
     def _note_added(self, elements: int) -> None:
         self._loose += elements

@@ -88,7 +88,8 @@ def test_layout_matches_deepspeed_on_cpu(row: dict[str, str], spec: ModelSpec) -
     )
     measured_forward, measured_backward = float(row["forward_peak"]), float(row["backward_peak"])
     tokens = EIGHT_TOKENS * (2 if job.precision is Precision.FP32 else 1)
-    # Under stage 2 another rank than the measured first one may keep more whole gradients.
-    may_be_more = strategy is StrategyName.ZERO2
-    assert -tokens < forward / spec.num_params - measured_forward < (1 if may_be_more else 0.001)
-    assert -tokens < backward / spec.num_params - measured_backward < (1 if may_be_more else 0.001)
+    # Under stage 2 ranks keep whole gradients of the tensors that they have a part of: another rank than the measured
+    # first one may keep more, and the run had one optimizer group where the trainer has two.
+    cut, more = (0.02, 1.0) if strategy is StrategyName.ZERO2 else (0.0, 0.001)
+    assert -tokens - cut < forward / spec.num_params - measured_forward < more
+    assert -tokens - cut < backward / spec.num_params - measured_backward < more
