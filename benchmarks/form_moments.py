@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.form_traces import DEPTH, PARTS, Events, Key
+from scaling.ownership import Cause
 from scaling.storage_log import EventKind
+from scaling.trace.log import CAUSES
 from strategies.estimate import Phase
 
+_GRADIENTS = CAUSES.index(Cause.GRADIENTS)
 Levels = Any
 """(moment, part, feature), bytes per feature."""
 
@@ -193,7 +196,18 @@ def _without_gradient(level: Any) -> Any:
 
 def _allocations(events: Events, first: int, end: int) -> Levels:
     indices = [index for index in range(first, end) if events.is_allocation(index)]
-    return events.levels[indices] if indices else np.zeros((0, *events.levels.shape[1:]))
+    levels = events.levels[indices] if indices else np.zeros((0, *events.levels.shape[1:]))
+    gradients = PARTS.index("gradients")
+    for row, index in enumerate(indices):
+        if index and _ends_a_product(events.keys[index - 1], events.keys[index]):
+            levels[row, gradients] = events.levels[index - 1, gradients]
+    return levels
+
+
+def _ends_a_product(before: Key, key: Key) -> bool:
+    """Whether one backward makes both: a weight's gradient is added to those kept when its input's is there too."""
+    products = before.op.startswith("aten.mm.") and key.op.startswith("aten.mm.")
+    return products and before.kind == key.kind == EventKind.ALLOCATE and before.cause == _GRADIENTS != key.cause
 
 
 def _without_last_frees(keys: Sequence[Key]) -> Sequence[Key]:

@@ -15,7 +15,7 @@ from strategies.memory.features import sizes_of, with_derived_sizes
 TOLERANCE = 0.0005
 """By how much, of what lives then with two blocks, a moment may be above all that are kept."""
 _LENGTHS = (128, 512, 1024, 2048, 4096, 8192, 32768, 131072)
-_BATCHES = (1, 2, 4, 8, 16, 64)
+_BATCHES = (1, 4, 64)
 
 
 def feature_values(family: str, *, seed: int = 0) -> Any:
@@ -52,9 +52,9 @@ def _samples(family: str, pick: random.Random) -> Iterator[Mapping[str, int]]:
     for name in preset_names():
         spec = load_model_spec(name)
         if spec.family == family:
-            for _ in range(12):
-                yield sizes_of(spec, micro_batch_size=pick.choice(_BATCHES), seq_len=pick.choice(_LENGTHS))
-    for _ in range(150):
+            for batch in _BATCHES:
+                yield from (sizes_of(spec, micro_batch_size=batch, seq_len=length) for length in _LENGTHS)
+    for _ in range(300):
         yield _random_sizes(family, pick)
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from typing import NamedTuple
 
 from strategies.base import StateLayout
 from strategies.estimate import CauseBytes, Phase, PhaseBytes
-from strategies.job import Job, Precision
-from strategies.memory.activations import Bytes, Setting, Stretch, activation_levels, highest
+from strategies.job import Job, LossImplementation, Precision
+from strategies.memory.activations import Bytes, Levels, Setting, Stretch, activation_levels
 from strategies.model_spec import GroupRole, ModelSpec
 from strategies.plan import Plan, StrategyName
 
@@ -26,24 +26,23 @@ def step_phases(
     Raises:
         SpecError: there are no forms for the model's activations.
     """
-    states = _states(layout)
-    moments = _Moments(spec, job=job, plan=plan, on_cpu=on_cpu, states=states)
-    tokens = TOKEN_BYTES * plan.micro_batch_size * job.seq_len
-    return (
-        states.phase(Phase.FORWARD, moments.forward(), tokens),
-        states.phase(Phase.BACKWARD, moments.backward(), tokens),
-        states.optimizer_step,
-        states.phase(Phase.EVALUATION, moments.evaluation(), tokens),
-        states.save,
+    size = plan.micro_batch_size
+    moments = _moments(
+        spec,
+        setting_of(job, plan, on_cpu=on_cpu),
+        layout,
+        plan.strategy,
+        plan.buckets.reduce_bucket_size,
+        size if job.loss is LossImplementation.FUSED else 1,
     )
-
-
-class _Moment(NamedTuple):
-    """A moment of the layout and what lives beside the model states then."""
-
-    total: int
-    state: str
-    beside: Bytes
+    tokens = TOKEN_BYTES * size * job.seq_len
+    return (
+        _highest(Phase.FORWARD, moments.forward, size, tokens),
+        _highest(Phase.BACKWARD, moments.backward, size, tokens),
+        moments.optimizer_step,
+        _highest(Phase.EVALUATION, moments.evaluation, size, tokens),
+        moments.save,
+    )
 
 
 def setting_of(job: Job, plan: Plan, *, on_cpu: bool) -> Setting:
@@ -66,104 +65,117 @@ def number_format(precision: Precision, strategy: StrategyName) -> str:
     return "autocast" if precision.is_autocast and strategy is not StrategyName.FSDP2 else "16bit"
 
 
-class _Moments:
-    """Looks for the highest moment of each phase."""
+class _Moment(NamedTuple):
+    """What lives at one moment, for any number of samples."""
 
-    def __init__(self, spec: ModelSpec, *, job: Job, plan: Plan, on_cpu: bool, states: _States) -> None:
-        self.spec, self.plan, self.states = spec, plan, states
-        self.levels = activation_levels(
-            spec, setting_of(job, plan, on_cpu=on_cpu), micro_batch_size=plan.micro_batch_size
-        )
-        self.is_ddp = plan.strategy is StrategyName.DDP
-        """A new gradient lives beside the bucket that it is added to; the other layouts count it themselves."""
-
-    def forward(self) -> _Moment:
-        return max(
-            self._moment("forward", Stretch.FORWARD), self._moment("forward_start", Stretch.FIRST_BLOCK_IN_FORWARD)
-        )
-
-    def backward(self) -> _Moment:
-        first_gradient = "backward_start" if self.is_ddp else "first_gradient"
-        moments = [
-            self._moment("backward_start", Stretch.BEFORE_FIRST_GRADIENT),
-            self._moment(first_gradient, Stretch.AFTER_FIRST_GRADIENT),
-            self._moment(first_gradient, Stretch.LAST_BLOCK),
-        ]
-        if self.is_ddp:  # its gradients have their place from the start
-            moments.append(self._moment("backward_start", Stretch.FIRST_BLOCK))
-            moments.append(self._moment("backward_start", Stretch.EMBEDDING))
-        else:
-            moments.append(self._total("first_reduction", self._at_first_reduction()))
-            moments.append(self._moment("backward_end", Stretch.FIRST_BLOCK))
-            moments.append(self._moment("embedding_backward", Stretch.EMBEDDING))
-        return max(moments)
-
-    def evaluation(self) -> _Moment:
-        return max(
-            self._moment("evaluation", Stretch.EVALUATION),
-            self._moment("evaluation_start", Stretch.BLOCK_IN_EVALUATION),
-        )
-
-    def _at_first_reduction(self) -> Bytes:
-        """Return what is left when the blocks done have filled one reduce bucket with gradients."""
-        last_block = self._highest(Stretch.LAST_BLOCK)
-        if self.plan.strategy is StrategyName.FSDP2:
-            return last_block  # it reduces block by block: its layout means the last block itself
-        done = _blocks_in_bucket(self.spec, self.plan.buckets.reduce_bucket_size)
-        kept = self._highest(Stretch.KEPT)
-        share = Bytes(*(min(done, self.spec.num_layers) * each // self.spec.num_layers for each in kept))
-        return max(last_block.plus(share, times=-1), self._highest(Stretch.FIRST_BLOCK), key=lambda each: each.total)
-
-    def _moment(self, state: str, stretch: Stretch) -> _Moment:
-        return self._total(state, self._highest(stretch))
-
-    def _highest(self, stretch: Stretch) -> Bytes:
-        return highest(self.levels[stretch], self.plan.micro_batch_size, with_gradients=self.is_ddp)
-
-    def _total(self, state: str, beside: Bytes) -> _Moment:
-        if not self.is_ddp:
-            beside = beside._replace(gradients=0)
-        return _Moment(self.states.totals[state] + beside.total + beside.gradients, state, beside)
+    total: int
+    """Bytes with one sample, model states included."""
+    total_per_sample: int
+    states: Mapping[str, int]
+    """Bytes of the model states by cause."""
+    beside: Bytes
+    """Everything else, with one sample."""
+    beside_per_sample: Bytes
 
 
-_NAMES = (
-    *("forward", "forward_start", "backward_start", "first_gradient", "first_reduction", "backward_end"),
-    *("embedding_backward", "evaluation", "evaluation_start"),
-)
+class _Moments(NamedTuple):
+    """Everything about one job and layout but the number of samples."""
 
-
-@dataclass(frozen=True, slots=True)
-class _States:
-    """A layout's moments with what is resident added."""
-
-    totals: Mapping[str, int]
-    causes: Mapping[str, Mapping[str, int]]
+    forward: Sequence[_Moment]
+    backward: Sequence[_Moment]
+    evaluation: Sequence[_Moment]
     optimizer_step: PhaseBytes
     save: PhaseBytes
 
-    def phase(self, phase: Phase, moment: _Moment, tokens: int) -> PhaseBytes:
-        """Return a phase at its highest moment."""
-        causes, beside = dict(self.causes[moment.state]), moment.beside
-        # A part may be lower at its moment than the whole would tell: nothing is shown below zero.
-        recomputed, logits = max(0, beside.recomputed_block), max(0, beside.logits)
-        causes["activations"] += max(0, beside.total - recomputed - logits)
-        causes["recomputed_block"] += recomputed
-        causes["logits"] += logits
-        causes["gradients"] += beside.gradients
-        causes["other"] += tokens
-        return PhaseBytes(phase=phase, causes=CauseBytes(**causes))
+
+def _highest(phase: Phase, moments: Sequence[_Moment], micro_batch_size: int, tokens: int) -> PhaseBytes:
+    times, most, best = micro_batch_size - 1, -1, moments[0]
+    for moment in moments:
+        total = moment.total + times * moment.total_per_sample
+        if total > most:
+            most, best = total, moment
+    beside = best.beside.plus(best.beside_per_sample, times=times)
+    causes = dict(best.states)
+    # A part may be lower at its moment than the others make up for: nothing is shown below zero.
+    recomputed, logits = max(0, beside.recomputed_block), max(0, beside.logits)
+    causes["activations"] += max(0, beside.total - recomputed - logits)
+    causes["recomputed_block"] += recomputed
+    causes["logits"] += logits
+    causes["gradients"] += beside.gradients
+    causes["other"] += tokens
+    return PhaseBytes(phase=phase, causes=CauseBytes(**causes))
 
 
 @lru_cache(maxsize=1024)
-def _states(layout: StateLayout) -> _States:
-    resident = layout.resident
-    moments = {name: resident + getattr(layout, name) for name in _NAMES}
-    return _States(
-        {name: causes.total_bytes for name, causes in moments.items()},
-        {name: asdict(causes) for name, causes in moments.items()},
-        PhaseBytes(phase=Phase.OPTIMIZER_STEP, causes=resident + layout.optimizer_step),
-        PhaseBytes(phase=Phase.SAVE, causes=resident + layout.save),
+def _moments(
+    spec: ModelSpec,
+    setting: Setting,
+    layout: StateLayout,
+    strategy: StrategyName,
+    reduce_bucket_size: int,
+    micro_batch_size: int,
+) -> _Moments:
+    levels = activation_levels(spec, setting, micro_batch_size=micro_batch_size)
+    of_layout = _OfLayout(layout, levels, is_ddp=strategy is StrategyName.DDP)
+    first_gradient = layout.first_gradient
+    backward = [
+        *of_layout.moments(layout.backward_start, Stretch.BEFORE_FIRST_GRADIENT),
+        *of_layout.moments(first_gradient, Stretch.AFTER_FIRST_GRADIENT),
+        *of_layout.moments(first_gradient, Stretch.LAST_BLOCK),
+        *of_layout.moments(layout.backward_end, Stretch.FIRST_BLOCK),
+        *of_layout.moments(layout.embedding_backward, Stretch.EMBEDDING),
+        *of_layout.moments(layout.first_reduction, Stretch.FIRST_BLOCK),
+    ]
+    # FSDP2 reduces block by block: its layout means the last block itself.
+    done = 0 if strategy is StrategyName.FSDP2 else _blocks_in_bucket(spec, reduce_bucket_size)
+    backward += of_layout.moments(layout.first_reduction, Stretch.LAST_BLOCK, done=done / spec.num_layers)
+    return _Moments(
+        forward=[
+            *of_layout.moments(layout.forward, Stretch.FORWARD),
+            *of_layout.moments(layout.forward_start, Stretch.FIRST_BLOCK_IN_FORWARD),
+        ],
+        backward=backward,
+        evaluation=[
+            *of_layout.moments(layout.evaluation, Stretch.EVALUATION),
+            *of_layout.moments(layout.evaluation_start, Stretch.BLOCK_IN_EVALUATION),
+        ],
+        optimizer_step=PhaseBytes(phase=Phase.OPTIMIZER_STEP, causes=layout.resident + layout.optimizer_step),
+        save=PhaseBytes(phase=Phase.SAVE, causes=layout.resident + layout.save),
     )
+
+
+class _OfLayout:
+    """Puts the moments of activations beside the states of a layout."""
+
+    def __init__(self, layout: StateLayout, levels: Levels, *, is_ddp: bool) -> None:
+        self.layout, self.levels, self.is_ddp = layout, levels, is_ddp
+        self.in_backward = (layout.first_gradient, layout.first_reduction, layout.backward_end)
+        (self.kept,) = levels[Stretch.KEPT]
+
+    def moments(self, state: CauseBytes, stretch: Stretch, *, done: float = 0.0) -> Iterator[_Moment]:
+        """Yield the moments of a stretch; ``done``: share of the blocks whose activations are gone by then."""
+        states = self.layout.resident + self._without_new_gradients(state)
+        total, causes = states.total_bytes, asdict(states)
+        for level in self.levels[stretch]:
+            beside = self._beside(level.parts, self.kept.parts, done)
+            per_sample = self._beside(level.parts_per_sample, self.kept.parts_per_sample, done)
+            yield _Moment(
+                total + beside.total + beside.gradients,
+                per_sample.total + per_sample.gradients,
+                causes,
+                beside,
+                per_sample,
+            )
+
+    def _without_new_gradients(self, state: CauseBytes) -> CauseBytes:
+        """Return DDP's states as backward starts: gradients have their place in buckets from the first step on."""
+        return self.layout.backward_start if self.is_ddp and state in self.in_backward else state
+
+    def _beside(self, bytes_then: Bytes, kept: Bytes, done: float) -> Bytes:
+        """Return what lives beside the states. Under DDP a new gradient lives beside the bucket that it is added to;
+        the other layouts count it themselves."""
+        left = bytes_then.plus(Bytes(*(round(min(done, 1.0) * part) for part in kept)), times=-1)
+        return left if self.is_ddp else Bytes(left.activations, left.recomputed_block, left.logits)
 
 
 @lru_cache(maxsize=1024)
