@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.analytic_formulas import Formula, Inputs, OutOfScope, gpt, states, zero_table_2
 from strategies.architectures import spec_from_config
-from strategies.cluster import Cluster, Gpu
+from strategies.cluster import Cluster, Gpu, gpu_preset
 from strategies.errors import SpecError
 from strategies.job import Attention, Job, LossImplementation, Precision
 from strategies.load_model import load_model_spec
@@ -129,20 +129,20 @@ def torchtitan_steps(quantity: str, inputs: Inputs) -> tuple[float, ...]:
     if quantity.startswith("increase from step 1"):
         return (states(spec.num_params, stage=3, ranks=ranks).optimizer_states / GIB,)
     job = Job(seq_len=8192, global_batch_size=ranks, precision=Precision.BF16_AUTOCAST)
-    strategy = STRATEGIES[StrategyName.FSDP2]
-    buckets = strategy.buckets(spec, job)
-    held = []
+    cluster = Cluster(gpu=gpu_preset("H100-96GB-HBM2e-SXM (500W)"), gpus=ranks, gpus_per_node=8)
+    buckets = STRATEGIES[StrategyName.FSDP2].buckets(spec, job)
+    peaks = []
     for reshard in (False, True):
         plan = Plan(
             strategy=StrategyName.FSDP2,
             micro_batch_size=1,
             gradient_accumulation_steps=1,
+            activation_checkpointing=ActivationCheckpointing.SELECTIVE,
             reshard_after_forward=reshard,
             buckets=buckets,
         )
-        layout = strategy.layout(spec, job=job, plan=plan, data_parallel_size=ranks)
-        held.append(layout.first_gradient.total_bytes)
-    return ((held[0] - held[1]) / GIB,)
+        peaks.append(predict(spec, cluster=cluster, job=job, plan=plan).peak_reserved_bytes)
+    return ((peaks[0] - peaks[1]) / GIB,)
 
 
 def losses(quantity: str, inputs: Inputs) -> tuple[float, ...]:

@@ -99,7 +99,7 @@ def _allowed(row: Row, expected: str) -> float:
     """Return the largest difference that the row's tolerance allows.
 
     "exact" is half a unit of the last digit that the source prints, or what its formula leaves out: the statistics of
-    the norms, below a thousandth.
+    the norms, below one part in ten thousand.
     """
     tolerance, value = row["tolerance"], float(expected)
     last_digit = 10.0 ** -len(expected.partition(".")[2])
@@ -108,7 +108,7 @@ def _allowed(row: Row, expected: str) -> float:
     if expected in ROUNDED and "print 0.5T/1T/2T" in tolerance:
         return 0.025 * value
     if tolerance.startswith("exact"):
-        return max(0.001 * value, last_digit / 2) if "evaluate" in tolerance else last_digit / 2
+        return max(0.0001 * value, last_digit / 2) if "evaluate" in tolerance else last_digit / 2
     if (percent := re.match(r"([\d.]+)%", tolerance)) is not None:
         return float(percent[1]) / 100 * value
     return float(tolerance)

@@ -25,8 +25,7 @@ def test_every_row_is_compared_or_left_out_with_a_reason() -> None:
 
 def test_stored_results_miss_no_row() -> None:
     stored = json.loads((RESULTS / "analytic_references.json").read_text())["rows"]
-    assert {row["id"] for row in stored} <= {row.id for row in COMPARED}
-    assert len(stored) >= 90
+    assert len(stored) >= 97
     assert all(row["right"] for row in stored)
 
 
