@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.activation_table import table
 from benchmarks.environment import environment
 from benchmarks.form_families import TASKS, Shape, depth_keys, random_shape
 from benchmarks.form_traces import Setting as TraceSetting
@@ -80,8 +81,9 @@ def main(families: list[str]) -> None:
         rows += found
         worst = max(found, key=lambda row: row.worst, default=None)
         print(family, len(found), "rows", "" if worst is None else f"worst {worst.worst:.4%} {worst}", flush=True)
-    content = {"environment": asdict(environment()), "rows": [asdict(row) for row in rows]}
+    content = {"environment": environment(), "rows": [asdict(row) for row in rows]}
     (RESULTS / "activation_forms.json").write_text(json.dumps(content, indent=1) + "\n")
+    (RESULTS / "activation_forms.md").write_text(table(rows))
 
 
 def _family(family: str) -> Iterator[Row]:
@@ -89,7 +91,7 @@ def _family(family: str) -> Iterator[Row]:
         for seed in SEEDS:
             shape = random_shape(family, settings, seed=seed, batch=1 if seed % 2 else None, is_realistic=True)
             config = {"model_type": family, **shape.values, **depth_keys(family, DEPTH)}
-            for mode in modes(family):
+            for mode in modes(family) if shape.batch > 1 else _FOR_ONE_SAMPLE:
                 yield from _row(family, settings, shape, config, mode)
 
 
@@ -107,17 +109,31 @@ class Mode:
 
 def modes(family: str) -> Iterator[Mode]:
     """Yield the modes compared: every value of every setting, not all combinations."""
-    full, selective = ActivationCheckpointing.FULL, ActivationCheckpointing.SELECTIVE
+    none, full, selective = (
+        ActivationCheckpointing.NONE,
+        ActivationCheckpointing.FULL,
+        ActivationCheckpointing.SELECTIVE,
+    )
     for number_format in FORMATS:
-        for attention in ("flash", "eager", *(("windowed",) if family in WITH_WINDOWS else ())):
-            for checkpointing in ActivationCheckpointing:
-                yield Mode(number_format=number_format, attention=attention, checkpointing=checkpointing)
-        yield Mode(number_format=number_format, checkpointing=full, every=2)
-        if family not in TASKS:
-            yield Mode(number_format=number_format, loss=LossImplementation.CHUNKED)
-            yield Mode(number_format=number_format, loss=LossImplementation.FUSED, checkpointing=full)
-        for checkpointing in (ActivationCheckpointing.NONE, selective):
-            yield Mode(device="cpu", number_format=number_format, checkpointing=checkpointing)
+        yield from (Mode(number_format=number_format, checkpointing=each) for each in (none, full, selective))
+    for attention in ("eager", "windowed") if family in WITH_WINDOWS else ("eager",):
+        yield Mode(attention=attention)
+        yield Mode(attention=attention, checkpointing=full)
+    yield Mode(checkpointing=full, every=2)
+    if family not in TASKS:
+        yield Mode(loss=LossImplementation.CHUNKED)
+        yield Mode(number_format="autocast", loss=LossImplementation.FUSED, checkpointing=full)
+    yield Mode(device="cpu", number_format="fp32")
+    yield Mode(device="cpu", checkpointing=full)
+
+
+_FOR_ONE_SAMPLE = (
+    Mode(),
+    Mode(checkpointing=ActivationCheckpointing.FULL),
+    Mode(number_format="autocast"),
+    Mode(number_format="fp32"),
+    Mode(attention="eager"),
+)
 
 
 def _row(
@@ -188,17 +204,20 @@ def predict(spec: ModelSpec, shape: Shape, mode: Mode) -> dict[Phase, int]:
 
 def peaks(log: TraceLog) -> dict[Phase, int]:
     """Return the highest sum of activations and logits in forward and in backward of the first step."""
-    counted = np.isin(log.cause[log.storage], _COUNTED) | np.isin(log.storage, _gradients_of_forward(log))
-    live = np.cumsum(np.where(counted, log.change_bytes, 0))
+    counted = np.isin(log.cause[log.storage], _COUNTED)
+    early = np.isin(log.storage, _gradients_of_forward(log))
     found: dict[Phase, int] = {}
     for section, first, end in log.ranges():
         if section.phase in (Phase.FORWARD, Phase.BACKWARD):
+            # In backward they become the weights' gradients at once.
+            wanted = counted | early if section.phase is Phase.FORWARD else counted
+            live = np.cumsum(np.where(wanted, log.change_bytes, 0))
             found[section.phase] = int(live[max(first - 1, 0) : end].max())
     return found
 
 
 def _gradients_of_forward(log: TraceLog) -> list[int]:
-    """Return the gradients of weights that a fused loss makes in forward and keeps for backward."""
+    """Return the gradients of weights that a fused loss makes in forward."""
     ends = {section.phase: end for section, _, end in log.ranges()}
     made = log.storage[: ends[Phase.FORWARD]][log.kind[: ends[Phase.FORWARD]] == EventKind.ALLOCATE]
     return [int(number) for number in made if log.cause[number] == CAUSES.index(Cause.GRADIENTS)]

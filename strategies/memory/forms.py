@@ -100,9 +100,7 @@ def has_closed_form(spec: ModelSpec) -> bool:
 
 def has_fused_attention(spec: ModelSpec) -> bool:
     """Whether the library's model can run fused attention; if not, ``flash`` is what a fused kernel would keep."""
-    return any(
-        name.startswith("cuda.16bit.blocks.flash") for settings in _variants(spec.family).values() for name in settings
-    )
+    return any(".blocks.flash." in name for settings in _file(spec.family).values() for name in settings)
 
 
 def kinds_of(spec: ModelSpec, *, attention: Attention, seq_len: int, forms: FormSet) -> dict[str, int]:
@@ -122,11 +120,13 @@ def _grouping(spec: ModelSpec) -> str:
 
 @cache
 def _variants(family: str) -> Mapping[str, Mapping[str, Any]]:
+    return {name: _with_fused(settings) for name, settings in _file(family).items()}
+
+
+@cache
+def _file(family: str) -> Mapping[str, Mapping[str, Any]]:
     path = FOLDER / f"{family}.json"
-    if not path.is_file():
-        return {}
-    variants: Mapping[str, Mapping[str, Any]] = json.loads(path.read_text())
-    return {name: _with_fused(settings) for name, settings in variants.items()}
+    return json.loads(path.read_text()) if path.is_file() else {}
 
 
 _QUADRATIC = ("S*S", "S*Z")

@@ -151,6 +151,59 @@ def test_gpt2_blocks_keep_the_closed_form() -> None:
     assert kept == 4 * 1024 * per_token + 24
 
 
+@pytest.mark.parametrize("preset", ["bert-base", "bert-large"])
+def test_bert_blocks_with_eager_attention_keep_what_korthikanti_counts(preset: str) -> None:
+    """s * b * h * (34 + 5 * a * s / h), 16 bit, dropout, MLP four times as wide (arXiv:2205.05198, equation 2).
+
+    On top are mean and deviation of two norms in fp32, which the paper leaves out as small.
+    """
+    spec = load_model_spec(preset)
+    s, b, h, a = 512, 4, spec.hidden_size, spec.num_attention_heads
+    assert spec.intermediate_size == 4 * h
+    statistics = 2 * 2 * 4 * s * b
+    eager = setting(seq_len=s, attention=Attention.EAGER)
+    assert kept_per_block(spec, eager, batch=b) == s * b * h * 34 + 5 * a * s * s * b + statistics
+
+
+def test_query_and_key_norms_keep_their_closed_form() -> None:
+    """Qwen 3, fitted independently: 16h + 10q + 10k + 8f + 8a + 4c + 8 bytes a token."""
+    spec = load_model_spec("qwen3-8b")
+    per_token = (
+        16 * spec.hidden_size
+        + 10 * (spec.query_size + spec.key_value_size)
+        + 8 * spec.intermediate_size
+        + 8 * spec.num_attention_heads
+        + 4 * spec.num_key_value_heads
+        + 8
+    )
+    assert kept_per_block(spec, setting(seq_len=4096), batch=2) == 2 * 4096 * per_token + 24
+
+
+@pytest.mark.parametrize("preset", ["gemma-2b", "gemma-7b"])
+def test_gemma_blocks_keep_the_closed_form(preset: str) -> None:
+    """Fitted independently: 20h + 4q + 4k + 8f + 4a + 8 bytes a token, and 8h a block for 1 + weight of its norms."""
+    spec = load_model_spec(preset)
+    per_token = (
+        20 * spec.hidden_size
+        + 4 * (spec.query_size + spec.key_value_size)
+        + 8 * spec.intermediate_size
+        + 4 * spec.num_attention_heads
+        + 8
+    )
+    expected = 2 * 4096 * per_token + 8 * spec.hidden_size + 24
+    assert kept_per_block(spec, setting(seq_len=4096), batch=2) == expected
+
+
+def test_mask_of_a_window_is_kept_once_a_block() -> None:
+    """8B widths with a window below the length: 2 bytes more for each pair of tokens, in every layer."""
+    config = {"model_type": "mistral", **WIDTHS, **GQA, "num_hidden_layers": 2}
+    plain, masked = (load_model_spec({**config, "sliding_window": window}) for window in (None, 64))
+    twice = [kept_per_block(masked, setting(seq_len=length)) for length in (512, 1024)]
+    linear = [kept_per_block(plain, setting(seq_len=length)) for length in (512, 1024)]
+    assert linear[1] - 24 == 2 * (linear[0] - 24)
+    assert twice[1] - 2 * twice[0] == pytest.approx(2 * BATCH * (1024**2 - 2 * 512**2), abs=64)
+
+
 @pytest.mark.parametrize("preset", ["llama-3.1-8b", "gpt2-xl"])
 def test_full_activation_checkpointing_keeps_each_blocks_input(preset: str) -> None:
     spec = load_model_spec(preset)
@@ -185,7 +238,17 @@ def test_fused_loss_never_holds_all_logits() -> None:
 
 def test_families_without_fused_attention_are_named() -> None:
     assert has_fused_attention(load_model_spec("llama-3.1-8b"))
-    assert has_fused_attention(load_model_spec("gpt2-xl"))
+    assert not has_fused_attention(load_model_spec("bloom-560m"))
+    assert not has_fused_attention(load_model_spec("mpt-7b"))
+
+
+def test_fused_attention_that_the_library_lacks_keeps_nothing_quadratic() -> None:
+    """MPT as llm-foundry trains it: what eager attention keeps per token, and one fp32 number a query and head."""
+    spec = load_model_spec("mpt-7b")
+    short, long = (kept_per_block(spec, setting(seq_len=length)) for length in (1024, 2048))
+    assert long == 2 * short
+    per_token = 32 * spec.hidden_size + 16 + 4 * spec.num_attention_heads
+    assert short == BATCH * 1024 * per_token
 
 
 def test_unknown_family_is_refused_by_name() -> None:
