@@ -9,13 +9,18 @@ Usage: ``python -m benchmarks.state_bytes``; writes ``benchmarks/results/state_b
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 from unittest.mock import patch
 
+from benchmarks.environment import environment
 from strategies.base import StateLayout
 from strategies.cluster import CPU_NAME, Cluster, Gpu
 from strategies.decision import Decision
@@ -26,6 +31,7 @@ from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing, Buckets, OffloadDevice, Plan, StrategyName
 from strategies.registry import STRATEGIES
 from strategies.units import GIB
+from strategies.zero_gradients import ranks_that_may_hold_most
 
 RESULTS = Path(__file__).parent / "results"
 SEQ_LEN = 2
@@ -194,3 +200,130 @@ def without_passes(causes: CauseBytes, phase: Phase) -> CauseBytes:
     if phase is Phase.BACKWARD:
         return replace(causes, logits=0)
     return replace(causes, logits=0, activations=0)
+
+
+def cases() -> Iterator[Case]:
+    """Yield every case of the table."""
+    zero = (StrategyName.ZERO1, StrategyName.ZERO2, StrategyName.ZERO3)
+    for model in MODELS:
+        for strategy in (StrategyName.DDP, *zero, StrategyName.FSDP2):
+            yield Case(model=model, strategy=strategy, ranks=8)
+            yield Case(model=model, strategy=strategy, ranks=8, accumulation=4)
+            if strategy is not StrategyName.DDP:
+                yield Case(model=model, strategy=strategy, ranks=64)
+            if strategy in zero:
+                yield Case(model=model, strategy=strategy, ranks=8, bucket="small")
+    for strategy in (StrategyName.DDP, *zero, StrategyName.FSDP2):
+        yield Case(model="llama", strategy=strategy, ranks=2)
+        yield Case(model="llama", strategy=strategy, ranks=8, precision=Precision.FP32)
+        yield Case(model="llama", strategy=strategy, ranks=8, cuda=True)
+    for strategy in zero:
+        yield Case(model="llama", strategy=strategy, ranks=8, bucket="deepspeed")
+        yield Case(model="llama", strategy=strategy, ranks=8, bucket="small", overlap_comm=False)
+        yield Case(model="llama", strategy=strategy, ranks=2, bucket="small", accumulation=4, overlap_comm=False)
+        yield Case(model="llama", strategy=strategy, ranks=8, cuda=True, offload="optimizer")
+        yield Case(model="llama", strategy=strategy, ranks=2, cuda=True, offload="optimizer", accumulation=4)
+    yield Case(model="llama", strategy=StrategyName.ZERO3, ranks=8, cuda=True, offload="all")
+    yield Case(model="llama", strategy=StrategyName.ZERO3, ranks=8, cuda=True, offload="all", bucket="small")
+    for checkpointed in ("llama", "mixtral"):
+        yield Case(
+            model=checkpointed,
+            strategy=StrategyName.ZERO3,
+            ranks=8,
+            cuda=True,
+            checkpointing=ActivationCheckpointing.FULL,
+        )
+    for strategy in (StrategyName.DDP, StrategyName.FSDP2):
+        yield Case(model="llama", strategy=strategy, ranks=8, precision=Precision.BF16_PURE)
+
+
+def ranks_of(case: Case, spec: ModelSpec) -> tuple[int, ...]:
+    """Return the ranks that are traced: of a replicated layout one, else those that may hold most."""
+    if case.strategy is StrategyName.DDP:
+        return (0,)
+    if case.strategy in (StrategyName.ZERO1, StrategyName.ZERO2):
+        return ranks_that_may_hold_most(spec, case.ranks)
+    return (0, case.ranks - 1)
+
+
+def compare(case: Case, folder: Path) -> dict[str, Any]:
+    """Return measured and predicted bytes of every phase, on the rank that holds most in it."""
+    spec, path = spec_of(case.model, folder)
+    decision = decision_of(case, spec, path)
+    layout = STRATEGIES[case.strategy].layout(
+        spec, job=decision.job, plan=decision.plan, data_parallel_size=case.ranks, on_cpu=not case.cuda
+    )
+    by_rank = [measured(decision, rank=rank) for rank in ranks_of(case, spec)]
+    phases = {}
+    for phase, causes in predicted(layout).items():
+        highest = max((without_passes(each[phase], phase) for each in by_rank), key=lambda each: each.total_bytes)
+        phases[phase.value] = {
+            "measured": highest.total_bytes,
+            "predicted": causes.total_bytes,
+            "measured_by_cause": dict(highest.items()),
+            "predicted_by_cause": dict(causes.items()),
+        }
+    return {"case": asdict(case), "num_params": spec.num_params, "phases": phases}
+
+
+def errors(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """Return predicted over measured, less one, of all cases by phase, and of the highest phase as ``peak``."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        for name, phase in row["phases"].items():
+            found.setdefault(name, []).append(phase["predicted"] / phase["measured"] - 1)
+        totals = [(phase["measured"], phase["predicted"]) for phase in row["phases"].values()]
+        peak = max(value for _, value in totals) / max(value for value, _ in totals) - 1
+        found.setdefault("peak", []).append(peak)
+    return found
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the summary by phase, and every case with its errors in per cent."""
+    found = errors(rows)
+    lines = [
+        "# Model states and buffers, predicted beside traced",
+        "",
+        f"{len(rows)} cases, error of the prediction in per cent.",
+        "",
+        "| phase | lowest | median | highest | beyond 1 % |",
+        "|---|---|---|---|---|",
+    ]
+    for name, values in found.items():
+        beyond = sum(abs(value) > 0.01 for value in values)
+        lowest, middle, highest = (f"{100 * value:.2f}" for value in (min(values), median(values), max(values)))
+        lines.append(f"| {name} | {lowest} | {middle} | {highest} | {beyond} |")
+    names = list(found)
+    lines += ["", f"| case | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
+    for index, row in enumerate(rows):
+        cells = " | ".join(f"{100 * found[name][index]:.2f}" for name in names)
+        lines.append(f"| {_title(row['case'])} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def _title(case: dict[str, Any]) -> str:
+    parts = [case["model"], case["strategy"], f"N {case['ranks']}", f"accumulation {case['accumulation']}"]
+    parts += [case["precision"], f"{case['bucket']} buckets"]
+    parts += [] if case["overlap_comm"] else ["no overlap"]
+    parts += ["cuda"] if case["cuda"] else []
+    parts += [f"checkpointing {case['checkpointing']}"] if case["checkpointing"] != "none" else []
+    parts += [f"offload {case['offload']}"] if case["offload"] != "none" else []
+    return ", ".join(parts)
+
+
+def main() -> int:
+    """Trace every case, and store measured beside predicted."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        rows = []
+        for case in cases():
+            rows.append(compare(case, Path(folder)))
+            print(_title(rows[-1]["case"]), file=sys.stderr)
+    stored = {"environment": environment(), "rows": rows}
+    (RESULTS / "state_bytes.json").write_text(json.dumps(stored, indent=1) + "\n")
+    (RESULTS / "state_bytes.md").write_text(markdown(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

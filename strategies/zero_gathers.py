@@ -141,7 +141,7 @@ class _Walk:
         )
         found = {name: self._moments.get(name, nothing) for name in (*names, "after_blocks")}
         found["in_blocks"] = max(found["in_blocks"], found["first_block"], key=lambda moment: moment.total)
-        persistent = sum(weight.aligned for weight in self._weights if weight.is_persistent)
+        persistent = sum(weight.aligned for weight in self._weights if weight.is_persistent and self._size > 1)
         return GatheredElements(persistent=persistent, after_forward=after_forward, **found)
 
     def _stretch_of(self, number: int, step: ModuleStep) -> str:
@@ -188,7 +188,10 @@ class _Walk:
         self._gather(ahead)
 
     def _gather(self, weights: list[_Weight]) -> None:
-        if not weights:
+        if self._size == 1:
+            for weight in weights:  # its partition is the weight
+                weight.is_available = True
+        if not weights or self._size == 1:
             return
         self._num_available += sum(weight.elements for weight in weights)
         aligned = sum(weight.aligned for weight in weights)
@@ -233,7 +236,7 @@ class _Walk:
             if weight.is_persistent or not weight.is_available or weight.last_use > self._step or is_near:
                 continue
             weight.is_available = False
-            self._num_available -= weight.elements
+            self._num_available -= weight.elements if self._size > 1 else 0
             if step.is_backward:
                 self._kept -= weight.kept
                 weight.kept = 0
