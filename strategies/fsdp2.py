@@ -83,10 +83,12 @@ def _layout(
     resident = CauseBytes(
         parameters=formats.shard * shard, optimizer_states=shard_state_bytes(spec, job, data_parallel_size)
     )
+    largest = max(shard_elements(tensor, data_parallel_size) for group in spec.groups for tensor in group.tensors)
     step = CauseBytes(
         gradients=formats.reduced * shard,
         step_temporaries=max(
-            step_copy_bytes(job, elements) for elements in _shards_by_optimizer_group(spec, data_parallel_size)
+            step_copy_bytes(job, elements, largest=largest)
+            for elements in _shards_by_optimizer_group(spec, data_parallel_size)
         ),
     )
     return StateLayout(

@@ -19,8 +19,6 @@ SMALLEST_8_BIT_TENSOR = 4096
 """Elements below which bitsandbytes keeps fp32 states (min_8bit_size)."""
 ELEMENTS_PER_SCALE = 256
 """Of an 8-bit state, per fp32 scale (blockwise quantization)."""
-FUSED_RULES = frozenset({OptimizerName.ADAMW, OptimizerName.SGD, OptimizerName.LION, OptimizerName.ADAMW_8BIT})
-"""Those with a kernel that makes no copies; Adafactor has none."""
 
 
 def state_element_bytes(precision: Precision) -> int:
@@ -72,16 +70,17 @@ def step_copy_bytes(job: Job, elements: int, *, largest: int | None = None) -> i
     """Return the bytes of the working copies while ``elements`` are updated in one call.
 
     ``largest``: elements of the largest tensor among them; None where they are one tensor.
-    Without fused kernels AdamW holds a square root of all second moments, SGD the gradients with decay, Lion the update
-    of one tensor twice. Adafactor holds every tensor's update always.
+    Without fused kernels AdamW holds a square root of all second moments, SGD the gradients with decay, Adafactor all
+    updates, Lion the update of one tensor twice. Adafactor has no fused kernel: it goes tensor by tensor instead.
     """
-    if job.fused_optimizer and job.optimizer in FUSED_RULES:
-        return 0
     element = state_element_bytes(job.precision)
+    one_tensor = element * (elements if largest is None else largest)
     match job.optimizer:
-        case OptimizerName.ADAMW | OptimizerName.SGD | OptimizerName.ADAFACTOR:
-            return element * elements
+        case OptimizerName.ADAFACTOR:
+            return one_tensor if job.fused_optimizer else element * elements
+        case OptimizerName.ADAMW | OptimizerName.SGD:
+            return 0 if job.fused_optimizer else element * elements
         case OptimizerName.LION:
-            return 2 * element * (elements if largest is None else largest)
+            return 0 if job.fused_optimizer else 2 * one_tensor
         case OptimizerName.ADAMW_8BIT:
             return 0
