@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,7 @@ def plan(strategy: StrategyName, setting: Setting, *, num_ranks: int) -> Decisio
     )
 
 
-def reference(setting: Setting) -> Trajectory:
+def reference(setting: Setting, *, rule: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW) -> Trajectory:
     """Return the trajectory of plain PyTorch on the same samples."""
     config: Any = build_config(resolve_model(setting.model))
     return train_plainly(
@@ -134,6 +135,7 @@ def reference(setting: Setting) -> Trajectory:
         weight_decay=setting.weight_decay,
         max_norm=setting.max_norm,
         seed=setting.seed,
+        rule=rule,
     )
 
 

@@ -40,6 +40,7 @@ def train_plainly(
     weight_decay: float,
     max_norm: float,
     seed: int,
+    rule: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
 ) -> Trajectory:
     """Return the trajectory of a fresh fp32 model of ``config``."""
     torch.manual_seed(seed)
@@ -48,7 +49,7 @@ def train_plainly(
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=learning_rate)
+    optimizer = rule(groups, lr=learning_rate)
     schedule = get_cosine_schedule_with_warmup(optimizer, warmup_steps, num_steps)
     losses, norms = [], []
     for step in range(num_steps):

@@ -131,8 +131,8 @@ def require_trainable(decision: Decision) -> None:
         ("precision", job.precision, _precisions(plan.strategy)),
         ("offload_optimizer", plan.offload_optimizer, _offload(plan.strategy in STAGES)),
         ("offload_param", plan.offload_param, _offload(plan.strategy is StrategyName.ZERO3)),
-        ("optimizer", job.optimizer, (OptimizerName.ADAMW,)),
-        ("fused_optimizer", job.fused_optimizer, (True,)),
+        ("optimizer", job.optimizer, (OptimizerName.ADAMW, OptimizerName.SGD)),
+        ("fused_optimizer", job.fused_optimizer, _fused(decision)),
         ("attention", job.attention, (Attention.FLASH,)),
         ("loss", job.loss, (LossImplementation.STANDARD, LossImplementation.CHUNKED)),
     ):
@@ -148,6 +148,12 @@ def _precisions(strategy: StrategyName) -> tuple[Precision, ...]:
     everywhere = (Precision.FP32, Precision.BF16, Precision.BF16_AUTOCAST)
     # DeepSpeed keeps fp32 masters beside 16-bit weights.
     return everywhere if strategy in STAGES else (*everywhere, Precision.BF16_PURE)
+
+
+def _fused(decision: Decision) -> tuple[bool, ...]:
+    """Return which kernels can be had: torch 2.13 does not know how the fused one of SGD runs on FSDP2's shards."""
+    is_unknown = decision.plan.strategy is StrategyName.FSDP2 and decision.job.optimizer is OptimizerName.SGD
+    return (False,) if is_unknown else (True, False)
 
 
 def _offload(has_host_memory: bool) -> tuple[OffloadDevice, ...]:

@@ -15,7 +15,7 @@ from scaling.engines.autocast import autocast_forward
 from scaling.engines.base import Engine
 from scaling.engines.gradient_norm import clip_factor, global_norm
 from scaling.engines.master_weights import MasterWeights
-from scaling.engines.optimizer import OptimizerSettings, make_adamw, split_by_decay
+from scaling.engines.optimizer import OptimizerSettings, make_optimizer, split_by_decay
 from scaling.meter import PhaseMeter
 from scaling.ownership import Cause, Owned, module_owners
 from strategies.decision import Decision
@@ -44,15 +44,16 @@ class DdpEngine(Engine):
         self._max_norm = job.gradient_clipping
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         bucket_bytes = decision.plan.buckets.reduce_bucket_size * job.precision.weight_bytes
-        self._ddp = _wrap(model, device=device, bucket_bytes=bucket_bytes)
+        # One rank has nobody to synchronise with: without buckets gradients live from backward to the step only.
+        self._ddp = _wrap(model, device=device, bucket_bytes=bucket_bytes) if self.data_parallel_size > 1 else None
         decayed, undecayed = split_by_decay(model)
         self._masters = MasterWeights(decayed + undecayed) if job.precision.has_master_weights else None
         if self._masters:
             decayed, undecayed = self._masters.of(decayed), self._masters.of(undecayed)
-        self._optimizer = make_adamw(decayed, undecayed, settings)
+        self._optimizer = make_optimizer(decayed, undecayed, settings, job=decision.job)
 
     def accumulate(self, *, is_last: bool) -> AbstractContextManager[None]:
-        return nullcontext() if is_last else self._ddp.no_sync()
+        return nullcontext() if is_last or self._ddp is None else self._ddp.no_sync()
 
     def set_learning_rate(self, learning_rate: float) -> None:
         for group in self._optimizer.param_groups:
@@ -73,7 +74,7 @@ class DdpEngine(Engine):
 
     def _forward(self, **inputs: torch.Tensor) -> Any:
         # Without gradients there is nothing to synchronise, and ranks may run different numbers of forwards.
-        module = self._ddp if torch.is_grad_enabled() else self.model
+        module = self._ddp if self._ddp is not None and torch.is_grad_enabled() else self.model
         return module(**inputs)
 
     def _backward(self, loss: torch.Tensor) -> None:
@@ -90,8 +91,12 @@ class DdpEngine(Engine):
             if factor is not None:
                 torch._foreach_mul_(gradients, factor)
             self._optimizer.step()
-        # Zeroed in place, not dropped: they are views of the buckets, and the next window accumulates right there.
-        torch._foreach_zero_(gradients)
+        if self._ddp is None:
+            for parameter in self._parameters:
+                parameter.grad = None
+        else:
+            # Zeroed in place, not dropped: they are views of the buckets, and the next window accumulates right there.
+            torch._foreach_zero_(gradients)
         return norm
 
     def _complete_gradients(self) -> list[torch.Tensor]:

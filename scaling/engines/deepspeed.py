@@ -21,7 +21,7 @@ from torch import nn
 
 from scaling.engines.autocast import autocast_forward
 from scaling.engines.base import Engine
-from scaling.engines.optimizer import OptimizerSettings, make_adamw, split_by_decay
+from scaling.engines.optimizer import OptimizerSettings, make_optimizer, split_by_decay
 from scaling.meter import PhaseMeter
 from scaling.ownership import Owned, deepspeed_owners
 from strategies.decision import Decision
@@ -55,7 +55,7 @@ class DeepSpeedEngine(Engine):
             for buffer in model.buffers():  # it moves parameters only, and initialize() then moves nothing
                 buffer.data = buffer.data.to(device)
             self._gather = deepspeed.zero.GatheredParameters
-        self._optimizer = make_adamw(decayed, undecayed, settings)
+        self._optimizer = make_optimizer(decayed, undecayed, settings, job=decision.job)
         self._engine, *_ = deepspeed.initialize(model=model, optimizer=self._optimizer, config=config)
         for group in {self._engine.data_parallel_group, self._engine.seq_data_parallel_group}:
             _use_timeout_of_world(group, device)

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from scaling.engines.base import Engine
 from scaling.engines.gradient_norm import clip_factor, norm_in_fp64
-from scaling.engines.optimizer import OptimizerSettings, make_adamw, split_by_decay
+from scaling.engines.optimizer import OptimizerSettings, make_optimizer, split_by_decay
 from scaling.meter import PhaseMeter
 from scaling.ownership import Owned, fsdp2_owners
 from scaling.recompute import repeated_blocks
@@ -55,7 +55,7 @@ class Fsdp2Engine(Engine):
         self._saved_format = torch.bfloat16 if decision.job.precision is Precision.BF16 else None
         _shard(model, decision, device_mesh.init_device_mesh(device.type, (self.data_parallel_size,)))
         self._parameters = [cast(DTensor, each) for each in model.parameters() if each.requires_grad]
-        self._optimizer = make_adamw(*split_by_decay(model), settings)
+        self._optimizer = make_optimizer(*split_by_decay(model), settings, job=decision.job)
 
     def accumulate(self, *, is_last: bool) -> AbstractContextManager[None]:
         return nullcontext()

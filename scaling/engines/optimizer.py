@@ -1,12 +1,15 @@
-"""AdamW for every engine: torch's own, so that strategies differ in where numbers live and never in the update."""
+"""The update rule of every engine: torch's own, so that strategies differ in where numbers live, not in the update."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
+
+from strategies.job import Job, OptimizerName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +19,8 @@ class OptimizerSettings:
     weight_decay: float
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
+    momentum: float = 0.9
+    """Of gradient descent; AdamW has ``betas``."""
 
 
 def split_by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -32,24 +37,57 @@ def split_by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parame
     return decayed, undecayed
 
 
-def make_adamw(
-    decayed: Sequence[nn.Parameter], undecayed: Sequence[nn.Parameter], settings: OptimizerSettings
-) -> torch.optim.AdamW:
-    """Return AdamW over two groups, without and with decay, leaving out an empty group.
+def make_optimizer(
+    decayed: Sequence[nn.Parameter], undecayed: Sequence[nn.Parameter], settings: OptimizerSettings, *, job: Job
+) -> torch.optim.Optimizer:
+    """Return the job's update rule over two groups, without and with decay, leaving out an empty group."""
+    if job.optimizer is OptimizerName.SGD:
+        return make_sgd(decayed, undecayed, settings, fused=job.fused_optimizer)
+    assert job.optimizer is OptimizerName.ADAMW, job.optimizer  # `require_trainable` lets no other one through
+    return make_adamw(decayed, undecayed, settings, fused=job.fused_optimizer)
 
-    The fused kernel makes no copies of its operands, where torch's plain loop holds two tensors of the largest
-    parameter (ZeRO: of the whole shard). On CPU it is bit-equal for any cut of the parameters into shards and 8 times
-    faster (torch 2.13.0, 20e6 elements, one thread); tests/scaling/engines/test_optimizer.py checks the equality.
+
+def make_adamw(
+    decayed: Sequence[nn.Parameter],
+    undecayed: Sequence[nn.Parameter],
+    settings: OptimizerSettings,
+    *,
+    fused: bool = True,
+) -> torch.optim.AdamW:
+    """Return AdamW over the groups that are not empty.
+
+    The fused kernel makes no copies of its operands, where torch's for-each one holds one of all second moments. On CPU
+    it is bit-equal for any cut of the parameters into shards and 8 times faster than a loop (torch 2.13.0, 20e6
+    elements, one thread); tests/scaling/engines/test_optimizer.py checks the equality.
     """
-    groups = [
-        {"params": list(decayed), "weight_decay": settings.weight_decay},
-        {"params": list(undecayed), "weight_decay": 0.0},
-    ]
     # The loop sets the learning rate before every step; this one is never used.
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        _groups(decayed, undecayed, settings),
         lr=0.0,
         betas=settings.betas,
         eps=settings.epsilon,
-        fused=True,
+        **_kernel(fused),
     )
+
+
+def make_sgd(
+    decayed: Sequence[nn.Parameter], undecayed: Sequence[nn.Parameter], settings: OptimizerSettings, *, fused: bool
+) -> torch.optim.SGD:
+    """Return gradient descent with momentum over the groups that are not empty; decay is part of the gradient."""
+    groups = _groups(decayed, undecayed, settings)
+    return torch.optim.SGD(groups, lr=0.0, momentum=settings.momentum, **_kernel(fused))
+
+
+def _groups(
+    decayed: Sequence[nn.Parameter], undecayed: Sequence[nn.Parameter], settings: OptimizerSettings
+) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = [
+        {"params": list(decayed), "weight_decay": settings.weight_decay},
+        {"params": list(undecayed), "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _kernel(fused: bool) -> dict[str, Any]:
+    """Return which of torch's implementations runs: by name, since its own choice differs between devices."""
+    return {"fused": True} if fused else {"foreach": True}

@@ -18,7 +18,10 @@ class MetaResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, device: str) -> None:
         """`device`: ``cuda`` or ``cpu``."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._corrections: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: _grouped_mm}
+        self._corrections: dict[Any, Callable[..., Any]] = {
+            aten._grouped_mm.default: _grouped_mm,
+            aten._fused_sgd_.default: _update_in_place,
+        }
         if device == "cpu":
             self._corrections[aten.native_layer_norm.default] = _cpu_layer_norm
 
@@ -28,9 +31,19 @@ class MetaResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # DTensor comes back here with its inner tensors
         correction = self._corrections.get(func)
-        if correction is None or args[0].device.type != "meta":
+        if correction is None or _first_tensor(args).device.type != "meta":
             return func(*args, **(kwargs or {}))
         return correction(*args, **(kwargs or {}))
+
+
+def _first_tensor(args: tuple[Any, ...]) -> Tensor:
+    first: Any = args[0]
+    tensor: Tensor = first[0] if isinstance(first, list | tuple) else first
+    return tensor
+
+
+def _update_in_place(*_: Any, **__: Any) -> None:
+    """Allocate nothing, as the fused kernel does; torch has no meta kernel for SGD's, unlike AdamW's."""
 
 
 def _grouped_mm(

@@ -10,7 +10,7 @@ from scaling.measure import MeasuredPlan, Method, measure_plan, trace_plan
 from strategies.cluster import CPU_NAME, Cluster, Gpu, gpu_preset
 from strategies.decision import Decision
 from strategies.estimate import Phase
-from strategies.job import Job, LossImplementation, Precision
+from strategies.job import Job, LossImplementation, OptimizerName, Precision
 from strategies.load_model import load_model_spec
 from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
 from strategies.search import FixedParts
@@ -131,6 +131,21 @@ def test_traced_chunked_loss_holds_what_a_simulated_one_holds(strategy: Strategy
     traced = trace_plan(decision, num_steps=2)
     simulated = measure_plan(decision, num_steps=2, method=Method.SIMULATED)
     assert totals(traced) == totals(simulated)
+
+
+@pytest.mark.deepspeed
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [OptimizerName.SGD, OptimizerName.ADAMW])
+def test_traced_update_holds_what_a_simulated_one_holds(optimizer: OptimizerName) -> None:
+    decision = decision_for(StrategyName.ZERO2, checkpointing=ActivationCheckpointing.FULL, gpus=8)
+    is_fused = optimizer is OptimizerName.SGD
+    decision = replace(decision, job=replace(decision.job, optimizer=optimizer, fused_optimizer=is_fused))
+    traced = trace_plan(decision, num_steps=2)
+    simulated = measure_plan(decision, num_steps=2, method=Method.SIMULATED)
+    assert totals(traced) == totals(simulated)
+    states = {phase.phase: phase.causes for phase in simulated.measured.phases}[Phase.EVALUATION].optimizer_states
+    # fp32 moments of an eighth: one for descent with momentum, two for Adam; the partition is padded.
+    assert states == pytest.approx((4 if is_fused else 8) * decision.num_params / 8, rel=1e-3)
 
 
 @pytest.mark.distributed

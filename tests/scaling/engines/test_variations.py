@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from tests.scaling.test_parity import TIED_GPT2
 
 pytestmark = [pytest.mark.distributed, pytest.mark.deepspeed, pytest.mark.slow]
 
-EXACT = [name for name in VARIATIONS if "bf16" not in name]
+SGD = [name for name in VARIATIONS if "sgd" in name]
+EXACT = [name for name in VARIATIONS if "bf16" not in name and name not in SGD]
 SIXTEEN_BITS = [name for name in VARIATIONS if "bf16" in name]
 
 
@@ -42,7 +44,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     model = tmp_path_factory.mktemp("variations") / "config.json"
     model.write_text(json.dumps(config))
     setting = Setting(model=str(model), seq_len=64, global_batch_size=8, micro_batch_size=2, num_steps=8)
-    return Runs(plain=reference(setting), found=trajectories(setting, list(VARIATIONS)))
+    return Runs(plain=reference(setting), found=trajectories(setting, [*EXACT, *SIXTEEN_BITS]))
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -77,6 +79,20 @@ def test_training_went_somewhere(runs: Runs) -> None:
 def test_every_variation_starts_from_the_same_weights(runs: Runs) -> None:
     firsts = torch.tensor([found.losses[0] for found in runs.found.values()])
     assert float((firsts - runs.plain.losses[0]).abs().max()) < 0.01 * runs.plain.losses[0]
+
+
+def test_gradient_descent_ends_at_the_weights_of_plain_pytorch(tmp_path: Path) -> None:
+    model = tmp_path / "config.json"
+    model.write_text(json.dumps(TIED_GPT2))
+    setting = Setting(
+        model=str(model), seq_len=64, global_batch_size=8, micro_batch_size=2, num_steps=8, learning_rate=0.1
+    )
+    plain = reference(setting, rule=partial(torch.optim.SGD, momentum=0.9))
+    assert plain.losses[-1] < 0.95 * plain.losses[0]
+    for name, found in trajectories(setting, SGD).items():
+        assert largest_relative_difference(found.losses, plain.losses) < 1e-6, name
+        assert largest_relative_difference(found.norms, plain.norms) < 1e-6, name
+        assert float((found.parameters - plain.parameters).abs().max()) < 1e-6, name
 
 
 def test_an_fsdp2_run_is_exported_as_it_was_trained(tmp_path: Path) -> None:

@@ -108,6 +108,13 @@ VARIATIONS = {
     "zero3-chunked-bf16": Variation(
         strategy=StrategyName.ZERO3, loss=LossImplementation.CHUNKED, precision=Precision.BF16
     ),
+    **{f"{name}-for-each": Variation(strategy=name, fused_optimizer=False) for name in (*WHOLE, StrategyName.FSDP2)},
+    **{f"{name}-sgd": Variation(strategy=name, optimizer=OptimizerName.SGD) for name in WHOLE},
+    "fsdp2-sgd": replace(FSDP2, optimizer=OptimizerName.SGD, fused_optimizer=False),
+    "zero2-cpu-optimizer-sgd": Variation(
+        strategy=StrategyName.ZERO2, offload_optimizer=CPU, optimizer=OptimizerName.SGD
+    ),
+    "zero2-sgd-for-each": Variation(strategy=StrategyName.ZERO2, optimizer=OptimizerName.SGD, fused_optimizer=False),
     "fsdp2-full": replace(FSDP2, activation_checkpointing=ActivationCheckpointing.FULL),
 }
 

@@ -27,7 +27,7 @@ from scaling.engines.optimizer import OptimizerSettings
 from scaling.launch_env import join_process_group, read_launch_environment
 from scaling.loop import evaluate, train_step
 from scaling.meter import NoMeter
-from strategies.job import Precision
+from strategies.job import Job, Precision
 from tests.scaling.decisions import toy_decision
 from tests.scaling.engines.toy import LN_2, Gradient, Tokens, Toy
 
@@ -174,23 +174,23 @@ def make_engine(
     return build_engine(model, decision=decision, settings=settings, device=torch.device("cpu"), meter=NoMeter())
 
 
-ADAMW = scaling.engines.ddp.make_adamw
+MAKE_OPTIMIZER = scaling.engines.ddp.make_optimizer
 ENGINE_MODULES: tuple[Any, ...] = (scaling.engines.ddp, scaling.engines.deepspeed, scaling.engines.fsdp2)
 
 
 def with_sgd() -> None:
     """Let every engine use plain SGD, whose update shows the gradient."""
 
-    def make_sgd(decayed: Any, undecayed: Any, settings: OptimizerSettings) -> Any:
+    def make_sgd(decayed: Any, undecayed: Any, settings: OptimizerSettings, *, job: Job) -> Any:
         return torch.optim.SGD([{"params": decayed}, {"params": undecayed}], lr=0.0)
 
     for module in ENGINE_MODULES:
-        module.make_adamw = make_sgd
+        module.make_optimizer = make_sgd
 
 
 def with_adamw() -> None:
     for module in ENGINE_MODULES:
-        module.make_adamw = ADAMW
+        module.make_optimizer = MAKE_OPTIMIZER
 
 
 if __name__ == "__main__":
