@@ -1,7 +1,7 @@
 """DDP: everything replicated; gradients live in the reducer's buckets.
 
 Source: torch 2.13, torch/csrc/distributed/c10d/reducer.cpp, with ``gradient_as_bucket_view=True``; for 16-bit weights
-our own engine's fp32 masters (scaling/engines/ddp.py).
+our own engine's fp32 masters (scaling/engines/ddp.py). One rank trains without the reducer.
 """
 
 from __future__ import annotations
@@ -48,24 +48,21 @@ class Ddp(Strategy):
     def layout(
         self, spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int, on_cpu: bool = False
     ) -> StateLayout:
+        if data_parallel_size == 1:
+            return _alone(spec, job, on_cpu, plan.gradient_accumulation_steps > 1)
         return _layout(spec, job, on_cpu)
 
 
 @cache
 def _layout(spec: ModelSpec, job: Job, on_cpu: bool) -> StateLayout:
-    weight, precision = job.precision.weight_bytes, job.precision
-    order = parameter_order(spec)
+    weight = job.precision.weight_bytes
+    order, largest = parameter_order(spec), largest_tensor_params(spec)
     # The buckets are made once and stay: gradients are views of them, so they are resident.
-    made = CauseBytes(
-        parameters=weight * spec.num_params,
-        gradients=weight * spec.num_params,
-        master_weights=FP32_BYTES * spec.num_params if precision.has_master_weights else 0,
-    )
-    largest = largest_tensor_params(spec)
-    built = CauseBytes(parameters=weight * (spec.num_params + order.tied_elements)) if on_cpu else NOTHING
+    gradients = CauseBytes(gradients=weight * spec.num_params)
+    made = _weights(spec, job) + gradients
     return StateLayout(
         resident=made + CauseBytes(optimizer_states=shard_state_bytes(spec, job, 1)),
-        initialise=max(made, built, key=lambda causes: causes.total_bytes),
+        initialise=max(made, _built(spec, job, on_cpu), key=lambda causes: causes.total_bytes),
         forward=NOTHING,
         backward_start=NOTHING,
         first_gradient=CauseBytes(gradients=weight * order.head_elements),
@@ -76,6 +73,44 @@ def _layout(spec: ModelSpec, job: Job, on_cpu: bool) -> StateLayout:
         optimizer_step=CauseBytes(step_temporaries=_step_bytes(spec, job, largest=largest)),
         evaluation=NOTHING,
     )
+
+
+@cache
+def _alone(spec: ModelSpec, job: Job, on_cpu: bool, accumulates: bool) -> StateLayout:
+    """Return the layout of one rank: no reducer, and gradients only from backward to the end of the step."""
+    weight, params = job.precision.weight_bytes, spec.num_params
+    order, largest = parameter_order(spec), largest_tensor_params(spec)
+    all_gradients = CauseBytes(gradients=weight * params)
+    # From the second micro batch on those of the first are there, and new ones are added to them one by one.
+    kept = all_gradients if accumulates else NOTHING
+    made = _weights(spec, job)
+    in_blocks = params - order.embedding_elements - order.tied_elements
+    step = CauseBytes(step_temporaries=_step_bytes(spec, job, largest=largest))
+    return StateLayout(
+        resident=made + CauseBytes(optimizer_states=shard_state_bytes(spec, job, 1)),
+        initialise=max(made, _built(spec, job, on_cpu), key=lambda causes: causes.total_bytes),
+        forward=kept,
+        backward_start=kept,
+        first_gradient=kept if accumulates else CauseBytes(gradients=weight * order.head_elements),
+        first_reduction=kept if accumulates else CauseBytes(gradients=weight * (order.head_elements or largest)),
+        backward_end=kept if accumulates else CauseBytes(gradients=weight * (in_blocks + order.tied_elements)),
+        embedding_backward=all_gradients,
+        optimizer_step=all_gradients + step,
+        evaluation=NOTHING,
+    )
+
+
+def _weights(spec: ModelSpec, job: Job) -> CauseBytes:
+    return CauseBytes(
+        parameters=job.precision.weight_bytes * spec.num_params,
+        master_weights=FP32_BYTES * spec.num_params if job.precision.has_master_weights else 0,
+    )
+
+
+def _built(spec: ModelSpec, job: Job, on_cpu: bool) -> CauseBytes:
+    """Return the model as it is built, where that is on the device: a tied weight is made twice."""
+    tied = parameter_order(spec).tied_elements
+    return CauseBytes(parameters=job.precision.weight_bytes * (spec.num_params + tied)) if on_cpu else NOTHING
 
 
 def _step_bytes(spec: ModelSpec, job: Job, *, largest: int) -> int:

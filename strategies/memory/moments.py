@@ -116,7 +116,8 @@ def _moments(
     micro_batch_size: int,
 ) -> _Moments:
     levels = activation_levels(spec, setting, micro_batch_size=micro_batch_size)
-    of_layout = _OfLayout(layout, levels, is_ddp=strategy is StrategyName.DDP)
+    have_place = (layout.resident + layout.backward_start).gradients > 0
+    of_layout = _OfLayout(layout, levels, is_ddp=strategy is StrategyName.DDP and have_place)
     first_gradient = layout.first_gradient
     backward = [
         *of_layout.moments(layout.backward_start, Stretch.BEFORE_FIRST_GRADIENT),

@@ -68,12 +68,16 @@ def measure(*, precision: Precision, accumulation: int) -> Measurement:
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_fp32_holds_16_bytes_a_parameter_in_every_phase(accumulation: int) -> None:
+def test_fp32_holds_16_bytes_a_parameter_while_gradients_live(accumulation: int) -> None:
+    """One rank drops its gradients after the step: the first forward of the next one holds weights and moments."""
     # Rajbhandari et al. 2020, arXiv:1910.02054, section 3.1, in fp32: weight 4, gradient 4, two moments 8.
     measurement = measure(precision=Precision.FP32, accumulation=accumulation)
     for step in (1, 2, 3):
-        for phase in measurement.device(step=step).phases:
-            assert 16.0 <= phase.total_bytes / NUM_PARAMS < 16.5, (step, phase)
+        held = {phase.phase: phase.total_bytes / NUM_PARAMS for phase in measurement.device(step=step).phases}
+        assert 16.0 <= held[Phase.BACKWARD] < 16.5
+        assert 16.0 <= held[Phase.OPTIMIZER_STEP] < 16.5
+        in_forward = 12.0 if accumulation == 1 else 16.0
+        assert in_forward <= held[Phase.FORWARD] < in_forward + 0.5
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
@@ -84,7 +88,8 @@ def test_bf16_holds_16_bytes_a_parameter_and_widens_gradients_in_part(accumulati
         by_phase = {phase.phase: phase.causes for phase in measurement.device(step=step).phases}
         for phase, causes in by_phase.items():
             limit = 16.5 + (4 / NUM_LAYERS if phase is Phase.OPTIMIZER_STEP else 0)
-            assert 16.0 <= causes.total_bytes / NUM_PARAMS < limit, (step, phase)
+            gradients = 2.0 if phase is Phase.FORWARD and accumulation == 1 else 0.0  # dropped after the step before
+            assert 16.0 - gradients <= causes.total_bytes / NUM_PARAMS < limit - gradients, (step, phase)
         states = by_phase[Phase.OPTIMIZER_STEP]
         assert states.parameters == states.gradients == 2 * NUM_PARAMS
         assert states.master_weights == 4 * NUM_PARAMS
