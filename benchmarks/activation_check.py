@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,31 @@ import numpy as np
 from benchmarks.activation_table import table
 from benchmarks.environment import environment
 from benchmarks.form_families import TASKS, Shape, depth_keys, random_shape
+from benchmarks.form_losses import loss_function
+from benchmarks.form_traces import WITHOUT_STEP, trace_shape
 from benchmarks.form_traces import Setting as TraceSetting
-from benchmarks.form_traces import trace_shape
 from benchmarks.form_variants import FAMILIES, WITH_WINDOWS, variants, windowed
 from scaling.ownership import Cause
 from scaling.storage_log import EventKind
-from scaling.trace import Recompute, TraceLog, TracePrecision
+from scaling.trace import (
+    Recompute,
+    TraceLog,
+    TraceOptions,
+    TracePrecision,
+    model_factory,
+    read_config,
+    token_batch,
+    trace_deep,
+)
+from scaling.trace.hugging_face import at_depth, depth, layer_period
 from scaling.trace.log import CAUSES
 from strategies.errors import SpecError
 from strategies.estimate import Phase
 from strategies.job import Attention, LossImplementation
-from strategies.load_model import load_model_spec
+from strategies.load_model import load_model_spec, preset_path
 from strategies.memory.activations import Setting, Stretch, activation_levels, highest
 from strategies.memory.forms import has_fused_attention
-from strategies.model_spec import ModelSpec
+from strategies.model_spec import ModelSpec, TaskKind
 from strategies.plan import ActivationCheckpointing
 
 RESULTS = Path(__file__).parent / "results"
@@ -81,6 +93,8 @@ def main(families: list[str]) -> None:
         rows += found
         worst = max(found, key=lambda row: row.worst, default=None)
         print(family, len(found), "rows", "" if worst is None else f"worst {worst.worst:.4%} {worst}", flush=True)
+    if not families:
+        rows += preset_rows()
     content = {"environment": environment(), "rows": [asdict(row) for row in rows]}
     (RESULTS / "activation_forms.json").write_text(json.dumps(content, indent=1) + "\n")
     (RESULTS / "activation_forms.md").write_text(table(rows))
@@ -146,7 +160,7 @@ def _row(
     try:
         if attention == "flash" and not has_fused_attention(spec):
             return
-        predicted = predict(spec, shape, mode)
+        predicted = _predict(spec, mode, batch=shape.batch, seq=shape.seq)
     except (SpecError, KeyError):
         return
     log = trace_shape(
@@ -164,9 +178,21 @@ def _row(
         num_layers=DEPTH,
         every=mode.every,
     )
-    traced = peaks(log)
+    yield _compared(spec, mode, predicted, peaks(log), family=family, batch=shape.batch, seq=shape.seq)
+
+
+def _compared(
+    spec: ModelSpec,
+    mode: Mode,
+    predicted: Mapping[Phase, int],
+    traced: Mapping[Phase, int],
+    *,
+    family: str,
+    batch: int,
+    seq: int,
+) -> Row:
     forward, backward = (predicted[phase] / traced[phase] - 1 for phase in (Phase.FORWARD, Phase.BACKWARD))
-    yield Row(
+    return Row(
         family=family,
         variant=spec.variant,
         device=mode.device,
@@ -175,8 +201,8 @@ def _row(
         activation_checkpointing=mode.checkpointing.value,
         every=mode.every,
         loss=mode.loss.value,
-        batch=shape.batch,
-        seq=shape.seq,
+        batch=batch,
+        seq=seq,
         forward_bytes=traced[Phase.FORWARD],
         forward_error=forward,
         backward_bytes=traced[Phase.BACKWARD],
@@ -184,10 +210,10 @@ def _row(
     )
 
 
-def predict(spec: ModelSpec, shape: Shape, mode: Mode) -> dict[Phase, int]:
+def _predict(spec: ModelSpec, mode: Mode, *, batch: int, seq: int) -> dict[Phase, int]:
     """Return the highest moments of activations and logits by the forms."""
     setting = Setting(
-        seq_len=shape.seq,
+        seq_len=seq,
         number_format=mode.number_format,
         attention=Attention.EAGER if mode.attention == "eager" else Attention.FLASH,
         activation_checkpointing=mode.checkpointing,
@@ -195,9 +221,9 @@ def predict(spec: ModelSpec, shape: Shape, mode: Mode) -> dict[Phase, int]:
         loss=mode.loss,
         on_cpu=mode.device == "cpu",
     )
-    levels = activation_levels(spec, setting, micro_batch_size=shape.batch)
+    levels = activation_levels(spec, setting, micro_batch_size=batch)
     return {
-        phase: max(highest(levels[stretch], shape.batch).total for stretch in stretches)
+        phase: max(highest(levels[stretch], batch).total for stretch in stretches)
         for phase, stretches in ((Phase.FORWARD, IN_FORWARD), (Phase.BACKWARD, IN_BACKWARD))
     }
 
@@ -214,6 +240,57 @@ def peaks(log: TraceLog) -> dict[Phase, int]:
             live = np.cumsum(np.where(wanted, log.change_bytes, 0))
             found[section.phase] = int(live[max(first - 1, 0) : end].max())
     return found
+
+
+PRESETS = (
+    ("llama-3.1-8b", 2, 4096, Mode(number_format="autocast")),
+    ("mixtral-8x7b", 2, 4096, Mode()),
+    ("gemma-3-1b", 2, 2048, Mode()),
+    ("mistral-7b", 2, 8192, Mode(checkpointing=ActivationCheckpointing.FULL)),
+    ("gemma-2-2b", 2, 2048, Mode(attention="eager")),
+    ("phi-2", 2, 2048, Mode()),
+    ("qwen3-30b-a3b", 1, 4096, Mode(checkpointing=ActivationCheckpointing.SELECTIVE)),
+    ("qwen2.5-7b", 2, 4096, Mode(loss=LossImplementation.CHUNKED)),
+    ("gpt2-xl", 4, 1024, Mode(attention="eager")),
+    ("starcoder2-3b", 2, 8192, Mode()),
+    ("pythia-1b", 4, 2048, Mode()),
+    ("falcon-7b", 1, 2048, Mode(checkpointing=ActivationCheckpointing.FULL)),
+)
+"""Models at full size and depth: name, samples, tokens each, mode."""
+
+
+def preset_rows() -> Iterator[Row]:
+    """Yield presets at full size, traced at three depths and continued to their own."""
+    for name, batch, seq, mode in PRESETS:
+        spec = load_model_spec(name)
+        predicted = _predict(spec, mode, batch=batch, seq=seq)
+        config = read_config(_path(name))
+        config.dtype = None  # weights are made in fp32 and then cast, as the trainer does
+        attention = "eager" if mode.attention == "eager" else "sdpa"
+        log = trace_deep(
+            partial(_at_depth, config, attention),
+            token_batch(micro_batch_size=batch, seq_len=seq),
+            TraceOptions(
+                precision=FORMATS[mode.number_format],
+                activation_checkpointing=Recompute(mode.checkpointing.value),
+                num_steps=1,
+            ),
+            depth=depth(config),
+            period=layer_period(config),
+            loss=loss_function(mode.loss, TaskKind.CAUSAL_LM),
+            engine=WITHOUT_STEP,
+        )
+        yield _compared(spec, mode, predicted, peaks(log), family=name, batch=batch, seq=seq)
+
+
+def _at_depth(config: Any, attention: str, num_layers: int) -> Callable[[], Any]:
+    return model_factory(at_depth(config, num_layers), attention=attention)
+
+
+def _path(preset: str) -> Path:
+    path = preset_path(preset)
+    assert path is not None
+    return path
 
 
 def _gradients_of_forward(log: TraceLog) -> list[int]:

@@ -58,8 +58,8 @@ def _text(found: Mapping[str, Any]) -> str:
 def _variants(family: str) -> Iterator[tuple[str, dict[str, Any]]]:
     values = feature_values(family)
     for settings in variants(family):
-        grouped = settings.get("grouped")
-        name = variant_of(settings, family=family) + {None: "", True: ";grouped", False: ";equal"}[grouped]
+        grouping = settings.get("grouping")
+        name = variant_of(settings, family=family) + (f";{grouping}" if grouping else "")
         yield name, dict(_settings(family, settings, values=values))
 
 

@@ -54,8 +54,9 @@ def random_shape(
 ) -> Shape:
     """Return a shape of ``family``; ``settings`` are the keys of config.json that choose the variant.
 
-    `settings` may hold ``grouped: False``, for as many key as query heads. `is_realistic`: the MLP is as much wider
-    than the rest as in published models, instead of independent of it.
+    `settings` may hold a ``grouping``: ``grouped`` query heads that share keys, ``single`` where one key head serves
+    all, ``equal`` for as many key as query heads. `is_realistic`: the MLP is as much wider than the rest as in
+    published models, instead of independent of it.
     """
     pick = random.Random(f"{family} {seed}")
     batch = pick.choice((2, 3, 5)) if batch is None else batch
@@ -77,14 +78,17 @@ def random_shape(
         **{"E": 0, "e": 0, "x": 0, "s": 0, "P": 4096},
     }
     values = _values(family, sizes, settings, pick)
-    given = {name: value for name, value in settings.items() if name != "grouped"}
+    given = {name: value for name, value in settings.items() if name != "grouping"}
     return Shape(sizes=sizes, values={**values, **given}, batch=batch, seq=_length(family, values, seq))
 
 
 def _groups(family: str, settings: Mapping[str, Any], *, heads: int, is_even: bool) -> int:
     """Return the number of key heads, in no fixed ratio to that of query heads."""
-    if family in _WITHOUT_GROUPS or not settings.get("grouped", True):
+    grouping = settings.get("grouping", "grouped")
+    if family in _WITHOUT_GROUPS or grouping == "equal":
         return heads
+    if grouping == "single":
+        return 1
     if family == "falcon" and not settings.get("new_decoder_architecture"):
         return 1 if settings.get("multi_query", True) else heads
     return 2 if is_even else heads // 2

@@ -55,7 +55,7 @@ class Setting:
 
     family: str
     values: Mapping[str, Any]
-    """Keys of config.json that choose the variant, and ``grouped``."""
+    """Keys of config.json that choose the variant, and ``grouping``."""
     precision: TracePrecision
     kernels: Any
     attention: str
@@ -139,7 +139,7 @@ def trace_shape(setting: Setting, shape: Shape, *, num_layers: int, every: int =
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = model_factory(config, task=task, attention=setting.attention)
-        return trace_step(model, batch, options, loss=loss_function(setting.loss, task), engine=_WITHOUT_STEP)
+        return trace_step(model, batch, options, loss=loss_function(setting.loss, task), engine=WITHOUT_STEP)
 
 
 def _keys(log: TraceLog) -> list[Key]:
@@ -192,7 +192,7 @@ class _NoStep(torch.optim.Optimizer):
         pass
 
 
-_WITHOUT_STEP = SingleDevice(optimizer=_NoStep)
+WITHOUT_STEP = SingleDevice(optimizer=_NoStep)
 
 
 def sizes(shape: Shape) -> Mapping[str, int]:

@@ -27,18 +27,20 @@ WINDOW = 16
 FAMILIES = tuple(VARIANT_KEYS)
 
 
-_GROUPINGS: Mapping[str, tuple[bool, ...]] = {
-    **dict.fromkeys(("llama", "gemma", "phi3", "cohere"), (True, False)),
-    **dict.fromkeys(("olmo2", "phi", "qwen2_moe", "stablelm"), (False,)),
+_GROUPINGS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("llama", "phi3", "cohere"), ("grouped", "equal")),
+    **dict.fromkeys(("olmo2", "phi", "qwen2_moe", "stablelm"), ("equal",)),
+    "gemma": ("grouped", "equal", "single"),
+    "gemma3_text": ("grouped", "single"),
 }
-"""Fewer key than query heads (True), or as many, as in the family's published models; the first also where not."""
+"""Numbers of key heads, as in the family's published models: fewer than query heads, as many, or one."""
 
 
 def variants(family: str) -> Iterator[dict[str, Any]]:
-    """Yield keys of config.json, with ``grouped`` where the family leaves the number of key heads free."""
+    """Yield keys of config.json, with ``grouping`` where the family leaves the number of key heads free."""
     for settings in ({}, *_MORE.get(family, ())):
-        for grouped in _GROUPINGS.get(family, (True,)) if can_group(family) else (None,):
-            yield dict(settings) if grouped is None else {**settings, "grouped": grouped}
+        for grouping in _GROUPINGS.get(family, ("grouped",)) if can_group(family) else (None,):
+            yield dict(settings) if grouping is None else {**settings, "grouping": grouping}
 
 
 def windowed(family: str, settings: Settings, *, num_layers: int) -> dict[str, Any]:

@@ -78,8 +78,7 @@ def form_set(spec: ModelSpec, *, number_format: str, on_cpu: bool) -> FormSet:
     Raises:
         SpecError: none were made for this family, for its settings, or for this device.
     """
-    variants = _variants(spec.family)
-    found = variants.get(spec.variant) or variants.get(f"{spec.variant};{_grouping(spec)}")
+    found = _variant(spec)
     device = "cpu" if on_cpu else "cuda"
     prefix = f"{device}.{number_format}."
     settings = {name.removeprefix(prefix): part for name, part in (found or {}).items() if name.startswith(prefix)}
@@ -94,8 +93,7 @@ def form_set(spec: ModelSpec, *, number_format: str, on_cpu: bool) -> FormSet:
 
 def has_closed_form(spec: ModelSpec) -> bool:
     """Whether there are forms for the spec's family and settings."""
-    variants = _variants(spec.family)
-    return spec.variant in variants or f"{spec.variant};{_grouping(spec)}" in variants
+    return _variant(spec) is not None
 
 
 def has_fused_attention(spec: ModelSpec) -> bool:
@@ -114,8 +112,19 @@ def kinds_of(spec: ModelSpec, *, attention: Attention, seq_len: int, forms: Form
     return {kind: number for kind, number in (("windowed", masked), ("flash", spec.num_layers - masked)) if number}
 
 
-def _grouping(spec: ModelSpec) -> str:
-    return "grouped" if spec.num_key_value_heads < spec.num_attention_heads else "equal"
+def _variant(spec: ModelSpec) -> Mapping[str, Any] | None:
+    """Return the forms of the spec's settings; where none were made for its number of key heads, those of another.
+
+    Shared keys are repeated for some kernels, so that forms of ``grouped`` heads are at or above those of the others.
+    """
+    variants = _variants(spec.family)
+    order = ["grouped", "equal"]
+    if spec.num_key_value_heads == spec.num_attention_heads:
+        order.reverse()
+    elif spec.num_key_value_heads == 1:
+        order.insert(0, "single")
+    names = (spec.variant, *(f"{spec.variant};{grouping}" for grouping in order))
+    return next((variants[name] for name in names if name in variants), None)
 
 
 @cache
