@@ -27,7 +27,7 @@ class StateLayout:
     forward: CauseBytes
     """At the end of a forward, gradients of earlier micro batches included: all activations are there."""
     forward_start: CauseBytes = NOTHING
-    """The highest moment of a forward while hardly any activation is there: the first gathers."""
+    """The highest moment of a forward before the head: the gathers of blocks."""
     backward_start: CauseBytes
     """When backward begins: no gradient of this micro batch yet."""
     first_gradient: CauseBytes

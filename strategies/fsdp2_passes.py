@@ -127,7 +127,8 @@ class Passes:
             previous = gather
             if group is self._root or not self._reshard:
                 held += gather
-        return max(moments, key=total_bytes), _moment(held, previous)
+        # The last block's buffer is freed when the root's forward ends; the loss comes after it.
+        return max(moments, key=total_bytes), _moment(held, 0)
 
     def _forward_alone(self) -> tuple[CauseBytes, CauseBytes]:
         """Return the same for one rank, which copies its shards, and casts them tensor by tensor."""

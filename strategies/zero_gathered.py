@@ -8,6 +8,7 @@ STRETCHES = (
     "forward_start",
     "forward",
     "evaluation",
+    "evaluation_start",
     "backward_start",
     "first_gradient",
     "first_block",
@@ -46,14 +47,16 @@ class GatheredElements:
 
     persistent: int
     forward_start: Moment
-    """Until the first block has run."""
+    """Until the last block has run."""
     forward: Moment
+    """While the head runs."""
     after_forward: Moment
     """What an evaluation leaves gathered for a backward that never comes."""
     backward_start: Moment
     first_gradient: Moment
     evaluation: Moment
-    """Over a whole forward without gradients."""
+    evaluation_start: Moment
+    """The same without gradients, for which nothing is kept."""
     first_block: Moment
     in_blocks: Moment
     after_blocks: Moment

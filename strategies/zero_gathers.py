@@ -17,7 +17,7 @@ from strategies.model_spec import ModelSpec
 from strategies.parameter_order import tensor_sizes
 from strategies.plan import Buckets
 from strategies.units import round_up
-from strategies.zero_gathered import GatheredElements, Moment, Stage3Offload
+from strategies.zero_gathered import STRETCHES, GatheredElements, Moment, Stage3Offload
 from strategies.zero_modules import STACKED_DIMENSIONS, ModuleStep, module_steps
 
 
@@ -50,7 +50,12 @@ class _Gather:
 
 @cache
 def gathered_elements(
-    spec: ModelSpec, data_parallel_size: int, buckets: Buckets, *, checkpoint_every: int, offload: Stage3Offload
+    spec: ModelSpec,
+    data_parallel_size: int,
+    buckets: Buckets,
+    *,
+    checkpoint_every: int,
+    offload: Stage3Offload,
 ) -> GatheredElements:
     """Return what is gathered, at its highest, in the passes of the steady state.
 
@@ -63,10 +68,16 @@ class _Walk:
     """A forward and a backward on one rank."""
 
     def __init__(
-        self, spec: ModelSpec, data_parallel_size: int, buckets: Buckets, checkpoint_every: int, offload: Stage3Offload
+        self,
+        spec: ModelSpec,
+        data_parallel_size: int,
+        buckets: Buckets,
+        checkpoint_every: int,
+        offload: Stage3Offload,
     ) -> None:
         self._size, self._buckets, self._checkpoint_every = data_parallel_size, buckets, checkpoint_every
         self._offload = offload
+        self._after_forward = Moment(gathered=0)
         limit = buckets.stage3_param_persistence_threshold
         self._weights = [
             _Weight(
@@ -118,35 +129,32 @@ class _Walk:
             following.update(dict.fromkeys(self._steps[number].weights, number))
 
     def result(self) -> GatheredElements:
-        after_forward = Moment(gathered=0)
+        self._pass()
+        after_forward = self._after_forward
+        nothing = Moment(gathered=0)
+        found = {name: self._moments.get(name, nothing) for name in STRETCHES}
+        found["in_blocks"] = max(found["in_blocks"], found["first_block"], key=lambda moment: moment.total)
+        persistent = sum(weight.aligned for weight in self._weights if weight.is_persistent and self._size > 1)
+        return GatheredElements(persistent=persistent, after_forward=after_forward, **found)
+
+    def _pass(self) -> None:
         for number, step in enumerate(self._steps):
             if number == self._num_forward:
-                after_forward = Moment(gathered=self._held, buckets=self._flat)
+                self._after_forward = Moment(gathered=self._held, buckets=self._flat)
+                self._stretch = "backward_start"
+                self._note()
             self._stretch = self._stretch_of(number, step)
             self._fetch(step)
+            self._note()
             if step.is_backward:
                 self._gradients(step, is_last_use=self._is_embedding(step, number))
             self._release(number, step)
         self._stretch = "after_blocks"
         self._reduce()
-        nothing = Moment(gathered=0)
-        names = (
-            "forward_start",
-            "forward",
-            "evaluation",
-            "backward_start",
-            "first_gradient",
-            "first_block",
-            "in_blocks",
-        )
-        found = {name: self._moments.get(name, nothing) for name in (*names, "after_blocks")}
-        found["in_blocks"] = max(found["in_blocks"], found["first_block"], key=lambda moment: moment.total)
-        persistent = sum(weight.aligned for weight in self._weights if weight.is_persistent and self._size > 1)
-        return GatheredElements(persistent=persistent, after_forward=after_forward, **found)
 
     def _stretch_of(self, number: int, step: ModuleStep) -> str:
         if number < self._num_forward:
-            return "forward_start" if step.block <= 0 else "forward"
+            return "forward" if step.block == self._num_blocks else "forward_start"
         if step.block < 0:
             return "after_blocks"
         if step.block == self._num_blocks:
@@ -301,7 +309,8 @@ class _Walk:
         moment = Moment(gathered=self._held + self._kept, buckets=self._flat + copy, gradients=self._loose + gradient)
         self._keep_highest(self._stretch, moment)
         if self._stretch in ("forward_start", "forward"):
-            self._keep_highest("evaluation", Moment(gathered=self._held, buckets=self._flat + copy))
+            stretch = "evaluation" if self._stretch == "forward" else "evaluation_start"
+            self._keep_highest(stretch, Moment(gathered=self._held, buckets=self._flat + copy))
 
     def _keep_highest(self, stretch: str, moment: Moment) -> None:
         best = self._moments.get(stretch)

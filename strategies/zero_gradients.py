@@ -169,10 +169,10 @@ class _Walk:
             tied = self._order.tied_elements if gradient is self._order.backward[-1] else 0
             self._loose += gradient.size + tied
             self._note()
-            self._loose -= tied
+            self._loose -= tied + (gradient.size if in_place else 0)  # added to the one that is there
             self._make_room(gradient)
             self._put_in_bucket(gradient, in_place=in_place)
-            self._loose -= tied + (gradient.size if in_place else 0)
+            self._loose -= tied
 
     def _reduced_at_the_end(self) -> None:
         """Stage 1 without overlap: all gradients are there, and go through the bucket group by group."""

@@ -99,6 +99,7 @@ def _layout(
         if offload.optimizer
         else _step(spec, job, parts=parts, persistent=persistent, size=data_parallel_size),
         evaluation=at(elements.evaluation),
+        evaluation_start=at(elements.evaluation_start),
         save=max(
             at(elements.after_forward),
             persistent + one_tensor,
