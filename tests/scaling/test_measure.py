@@ -172,6 +172,18 @@ def test_traced_rank_offloads_what_a_simulated_rank_offloads() -> None:
     assert totals(traced) == totals(simulated)
 
 
+@pytest.mark.slow
+def test_a_gpu_never_holds_the_whole_model_under_fsdp2() -> None:
+    decision = replace(
+        fsdp2_decision(gpus=8), cluster=Cluster(gpu=gpu_preset("H100-80GB-SXM"), gpus=8, gpus_per_node=8)
+    )
+    causes = {phase.phase: phase.causes for phase in trace_plan(decision, num_steps=2).measured.phases}
+    # fp32 shards of an eighth, and what is being cut: at most the group that is no block, embedding and head.
+    assert causes[Phase.INITIALISE].total_bytes < 4 * decision.num_params / 8 + 4 * decision.num_params / 2
+    states = causes[Phase.OPTIMIZER_STEP]
+    assert states.total_bytes == pytest.approx(16 * decision.num_params / 8, rel=0.01)
+
+
 @pytest.mark.deepspeed
 @pytest.mark.slow
 def test_trace_of_llama_8b_on_64_gpus_is_near_the_prediction() -> None:

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from scaling.collectives import completed_collectives
-from scaling.ownership import Cause, Owned, fsdp2_owners
+from scaling.ownership import Cause, Owned, Place, fsdp2_owners
 from scaling.recompute import repeated_blocks
 from scaling.trace.engine import EngineSpec, LossFunction, OptimizerFactory, TraceEngine, adamw, update
 from scaling.trace.errors import TraceError
@@ -60,6 +60,10 @@ class Fsdp2(EngineSpec):
     """Modules that are gathered as one; by default every repeated block."""
     reduce_scatter_input_on_own_stream: bool = False
     """As torch did until 2.5: the gradients' communication buffer is allocated on the reduce-scatter stream."""
+
+    def parameters_place(self, module: nn.Module) -> Place:
+        """Return the host: `fully_shard` brings one block at a time to the device, and keeps its shards."""
+        return Place.HOST
 
     @contextmanager
     def environment(self, recorder: Recorder) -> Iterator[None]:
