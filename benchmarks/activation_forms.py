@@ -69,9 +69,11 @@ def _settings(family: str, settings: Mapping[str, Any], *, values: Any) -> Itera
         on_cpu = _Maker(family, settings, "cpu", precision, values, like=on_cuda)
         for maker in (on_cuda, on_cpu):
             try:
-                yield from ((f"{maker.kernels}.{name}.{key}", value) for key, value in maker.parts())
-            except (UnexplainedBytesError, ValueError, AssertionError) as error:
+                parts = list(maker.parts())
+            except (UnexplainedBytesError, ValueError) as error:
                 print(f"{family} {dict(settings)} {maker.kernels} {name}: {error}", flush=True)
+                continue
+            yield from ((f"{maker.kernels}.{name}.{key}", value) for key, value in parts)
 
 
 class _Maker:

@@ -6,7 +6,7 @@ The files are made from traces by ``benchmarks/activation_forms.py``; `strategie
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,18 +58,28 @@ class HeadForms(NamedTuple):
 class FormSet(NamedTuple):
     """All forms of one variant of a family, one number format and one device."""
 
+    model: str
+    """What messages call it."""
     settings: Mapping[str, Mapping[str, Any]]
 
     def block(self, kind: str, checkpointing: ActivationCheckpointing) -> BlockForms:
         """Return the forms of a block; ``kind`` is flash, windowed or eager."""
-        found = self.settings[f"blocks.{kind}.{checkpointing.value}"]
-        plain = self.settings[f"blocks.{kind}.none"]
+        found = self._part(f"blocks.{kind}.{checkpointing.value}")
+        plain = self._part(f"blocks.{kind}.none")
         evaluation = {name: plain[name] for name in ("evaluation_kept", "evaluation_base", "evaluation")}
         return BlockForms(**{**found, **evaluation})
 
     def head(self, loss: LossImplementation) -> HeadForms:
         """Return the forms of a loss."""
-        return HeadForms(**self.settings[f"head.{loss.value}"])
+        return HeadForms(**self._part(f"head.{loss.value}"))
+
+    def _part(self, name: str) -> Mapping[str, Any]:
+        if name not in self.settings:
+            raise SpecError(
+                f"model {self.model}: no closed form for {' '.join(name.split('.'))} on this device; choose another "
+                f"setting, or read the peak off the model itself with --level traced"
+            )
+        return self.settings[name]
 
 
 def form_set(spec: ModelSpec, *, number_format: str, on_cpu: bool) -> FormSet:
@@ -78,22 +88,20 @@ def form_set(spec: ModelSpec, *, number_format: str, on_cpu: bool) -> FormSet:
     Raises:
         SpecError: none were made for this family, for its settings, or for this device.
     """
-    found = _variant(spec)
     device = "cpu" if on_cpu else "cuda"
-    prefix = f"{device}.{number_format}."
-    settings = {name.removeprefix(prefix): part for name, part in (found or {}).items() if name.startswith(prefix)}
+    settings = _settings(spec, f"{device}.{number_format}.")
     if not settings:
         raise SpecError(
             f"model {spec.name}: no closed form for the activations of model_type={spec.family!r} with "
             f"{spec.variant or 'its settings'} on {device}, so its peak cannot be predicted at once; its "
             f"{spec.num_params:,} parameters are known, and --level traced reads the peak off the model itself"
         )
-    return FormSet(settings=settings)
+    return FormSet(model=spec.name, settings=settings)
 
 
 def has_closed_form(spec: ModelSpec) -> bool:
     """Whether there are forms for the spec's family and settings."""
-    return _variant(spec) is not None
+    return next(_fitting(spec), None) is not None
 
 
 def has_fused_attention(spec: ModelSpec) -> bool:
@@ -112,8 +120,17 @@ def kinds_of(spec: ModelSpec, *, attention: Attention, seq_len: int, forms: Form
     return {kind: number for kind, number in (("windowed", masked), ("flash", spec.num_layers - masked)) if number}
 
 
-def _variant(spec: ModelSpec) -> Mapping[str, Any] | None:
-    """Return the forms of the spec's settings; where none were made for its number of key heads, those of another.
+def _settings(spec: ModelSpec, prefix: str) -> Mapping[str, Any]:
+    """Return the forms whose names start with ``prefix``, from the first variant that has any."""
+    for variant in _fitting(spec):
+        found = {name.removeprefix(prefix): part for name, part in variant.items() if name.startswith(prefix)}
+        if found:
+            return found
+    return {}
+
+
+def _fitting(spec: ModelSpec) -> Iterator[Mapping[str, Any]]:
+    """Yield the forms of the spec's settings, those for its number of key heads first.
 
     Shared keys are repeated for some kernels, so that forms of ``grouped`` heads are at or above those of the others.
     """
@@ -124,7 +141,7 @@ def _variant(spec: ModelSpec) -> Mapping[str, Any] | None:
     elif spec.num_key_value_heads == 1:
         order.insert(0, "single")
     names = (spec.variant, *(f"{spec.variant};{grouping}" for grouping in order))
-    return next((variants[name] for name in names if name in variants), None)
+    return (variants[name] for name in names if name in variants)
 
 
 @cache

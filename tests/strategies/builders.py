@@ -38,6 +38,8 @@ def tiny_spec(*, num_layers: int = 4, hidden_size: int = 64, vocab_size: int = 5
         max_seq_len=1024,
         tied_embeddings=False,
         gated_mlp=True,
+        rotary_dim=hidden_size // 4,
+        variant="silu",
         groups=(embedding, block, head),
     )
 

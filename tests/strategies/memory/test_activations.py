@@ -262,3 +262,9 @@ def test_unknown_setting_of_a_known_family_is_refused() -> None:
     spec = load_model_spec({**config_of("llama", 2), "hidden_act": "gelu"})
     with pytest.raises(SpecError, match=r"model_type='llama' with gelu on cuda"):
         activation_levels(spec, setting(), micro_batch_size=1)
+
+
+def test_setting_without_a_form_on_a_device_is_refused() -> None:
+    spec = load_model_spec(config_of("llama", 2))
+    with pytest.raises(SpecError, match=r"no closed form for blocks eager none on this device.*--level traced"):
+        activation_levels(spec, setting(attention=Attention.EAGER, on_cpu=True), micro_batch_size=1)
