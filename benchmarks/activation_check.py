@@ -95,8 +95,14 @@ def main(families: list[str]) -> None:
         print(family, len(found), "rows", "" if worst is None else f"worst {worst.worst:.4%} {worst}", flush=True)
     if not families:
         rows += preset_rows()
-    content = {"environment": environment(), "rows": [asdict(row) for row in rows]}
-    (RESULTS / "activation_forms.json").write_text(json.dumps(content, indent=1) + "\n")
+    store(rows)
+
+
+def store(rows: list[Row]) -> None:
+    """Write the rows, one a line, and the table."""
+    lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
+    content = f'{{"environment": {json.dumps(environment())},\n"rows": [\n{lines}\n]}}\n'
+    (RESULTS / "activation_forms.json").write_text(content)
     (RESULTS / "activation_forms.md").write_text(table(rows))
 
 

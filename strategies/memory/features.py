@@ -2,16 +2,17 @@
 
 ``B`` samples, ``S`` tokens a sample, ``h`` hidden size, ``q`` and ``k`` width of all query and of all key heads, ``n``
 and ``c`` their numbers, ``d`` size of a head, ``r`` its rotated part, ``f`` width of the MLP, ``V`` vocabulary, ``P``
-positions, ``E`` experts, ``e`` of them a token, ``x`` width of one, ``s`` of the shared one. Derived: ``X``, ``Y`` and
-``Z`` are S rounded up to 8, 32 and 128, ``D`` is d rounded up as flash attention's backward does, ``G`` the tokens of
-one chunk of the fused loss, ``A`` the heads rounded up to a power of two.
+positions, ``E`` experts, ``e`` of them a token, ``x`` width of one (of an image: its side in pixels), ``s`` of the
+shared one. Derived: ``X``, ``Y`` and ``Z`` are S rounded up to 8, 32 and 128, ``D`` is d rounded up as the backward of
+flash attention does, ``G`` the tokens of one chunk of the fused loss, ``A`` the heads rounded up to a power of two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isqrt
 
-from strategies.model_spec import ModelSpec
+from strategies.model_spec import ModelSpec, TaskKind
 from strategies.units import ceil_div, round_up
 
 
@@ -32,11 +33,19 @@ def sizes_of(spec: ModelSpec, *, micro_batch_size: int, seq_len: int) -> dict[st
             "V": spec.vocab_size,
             "E": spec.num_experts,
             "e": spec.num_experts_per_token,
-            "x": spec.moe_intermediate_size,
+            "x": spec.moe_intermediate_size or _image_side(spec, seq_len),
             "s": spec.shared_expert_intermediate_size,
             "P": spec.max_seq_len or 0,
         }
     )
+
+
+def _image_side(spec: ModelSpec, seq_len: int) -> int:
+    """Return the pixels of an image's side: one token a patch, and one for the class; 0 for models of text."""
+    if spec.task is not TaskKind.IMAGE_CLASSIFICATION:
+        return 0
+    patches = [tensor.shape[-1] for group in spec.groups for tensor in group.tensors if len(tensor.shape) == 4]
+    return isqrt(max(seq_len - 1, 0)) * max(patches)
 
 
 def with_derived_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
