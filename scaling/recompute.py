@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,24 +12,25 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 aten = torch.ops.aten
 
-KEPT_OPS = frozenset(
-    {
-        aten.mm.default,
-        aten.bmm.default,
-        aten.addmm.default,
-        aten.baddbmm.default,
-        aten._scaled_dot_product_flash_attention.default,
-        aten._scaled_dot_product_efficient_attention.default,
-        aten._scaled_dot_product_flash_attention_for_cpu.default,
-    }
-)
-"""Whose outputs selective checkpointing keeps: what is expensive to compute again."""
+PRODUCTS = frozenset({aten.mm.default, aten.addmm.default})
+"""Of linear layers; every second one's output is kept."""
+KEPT_OPS = PRODUCTS | {
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
+"""What is expensive to compute again. The products of eager attention are not among them: their outputs are quadratic
+in the sequence length."""
 
 
 def selective_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts of forward and of the recomputation that keep the outputs of `KEPT_OPS`."""
+    """Return the contexts of forward and of the recomputation of one block.
+
+    Kept are the outputs of fused attention and of the first, third, fifth, ... product of a linear layer: torchtitan's
+    choice, the most widely used (torchtitan/models/llama, op-level selective activation checkpointing).
+    """
     contexts: Any = create_selective_checkpoint_contexts
-    forward, recomputation = contexts(_keep_expensive)
+    forward, recomputation = contexts(_KeepEverySecondProduct())
     return forward, _KeptOnly(recomputation)
 
 
@@ -52,8 +53,19 @@ class _KeptOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _keep_expensive(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op in KEPT_OPS else CheckpointPolicy.PREFER_RECOMPUTE
+@final
+class _KeepEverySecondProduct:
+    """The policy of one block; it counts the products of the forward pass and of the recomputation apart."""
+
+    def __init__(self) -> None:
+        self._num_products = {False: 0, True: 0}
+
+    def __call__(self, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if op in PRODUCTS:
+            self._num_products[context.is_recompute] += 1
+            if self._num_products[context.is_recompute] % 2 == 0:
+                return CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.MUST_SAVE if op in KEPT_OPS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def checkpoint_library_blocks(model: Any, *, selective: bool, every: int) -> None:

@@ -24,7 +24,7 @@ class ActivationCheckpointing(StrEnum):
 
     NONE = "none"
     SELECTIVE = "selective"
-    """Blocks keep their input and the outputs of matrix products and of attention."""
+    """Blocks keep their input and the outputs of fused attention and of every second linear layer, as in torchtitan."""
     FULL = "full"
     """Blocks keep their input only."""
 

@@ -41,7 +41,7 @@ class Recompute(StrEnum):
     FULL = "full"
     """Blocks keep their input only."""
     SELECTIVE = "selective"
-    """Blocks keep their input and the outputs of matrix products and of attention."""
+    """Blocks keep their input and the outputs of fused attention and of every second linear layer, as in torchtitan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
