@@ -36,20 +36,21 @@ def compare(decision: Decision, *, num_steps: int, method: Method, picture: Path
 def record(comparison: Comparison) -> None:
     """Add the instant prediction and the measured peak to the user's records; a trace is no measurement.
 
-    A CPU has no caching allocator: the pair counts for both kinds of peak.
+    A CPU has no caching allocator, so what was measured are live tensors.
     """
     result = comparison.result
     if result.method is Method.TRACED:
         return
     decision = result.decision
     append_own(
-        Record(
-            device=Device.CPU,
-            kind=kind,
-            predicted_bytes=decision.estimate.peak_allocated_bytes,
-            measured_bytes=result.measured.peak_bytes,
-            label=f"{decision.model}, {describe_plan(decision.plan)}, {decision.cluster.gpus} ranks",
-            source=f"scaling measure, {result.method}",
-        )
-        for kind in Kind
+        [
+            Record(
+                device=Device.CPU,
+                kind=Kind.ALLOCATED,
+                predicted_bytes=decision.estimate.peak_allocated_bytes,
+                measured_bytes=result.measured.peak_bytes,
+                label=f"{decision.model}, {describe_plan(decision.plan)}, {decision.cluster.gpus} ranks",
+                source=f"scaling measure, {result.method}",
+            )
+        ]
     )

@@ -8,7 +8,7 @@ from functools import cache
 
 from strategies.cluster import Cluster
 from strategies.estimate import Interval
-from strategies.records import Device, Kind, own_records, shipped_records
+from strategies.records import Device, own_records, shipped_records
 
 COVERAGE = 0.9
 FEWEST_RECORDS = 19
@@ -22,19 +22,17 @@ def peak_interval(*, allocated_bytes: int, reserved_bytes: int, cluster: Cluster
     of measured / predicted among the records (split conformal prediction: Lei et al. 2018, arXiv:1604.04173), which
     hold for runs like the recorded ones.
     """
-    device = Device.CPU if cluster.gpu.is_cpu else Device.GPU
-    low, high = ratio_range(device, Kind.ALLOCATED), ratio_range(device, Kind.RESERVED)
-    if low is None or high is None:
+    ratios = ratio_range(Device.CPU if cluster.gpu.is_cpu else Device.GPU)
+    if ratios is None:
         return None
-    return Interval(low_bytes=round(allocated_bytes * low[0]), high_bytes=round(reserved_bytes * high[1]))
+    return Interval(low_bytes=round(allocated_bytes * ratios[0]), high_bytes=round(reserved_bytes * ratios[1]))
 
 
 @cache
-def ratio_range(device: Device, kind: Kind) -> tuple[float, float] | None:
-    """Return the range of measured / predicted that covers nine in ten records of a kind."""
+def ratio_range(device: Device) -> tuple[float, float] | None:
+    """Return the range of measured / predicted that covers nine in ten records, each of its own kind of peak."""
     records = [*shipped_records(), *own_records()]
-    ratios = [record.measured_over_predicted for record in records if (record.device, record.kind) == (device, kind)]
-    return conformal_range(ratios)
+    return conformal_range([record.measured_over_predicted for record in records if record.device is device])
 
 
 def conformal_range(ratios: Sequence[float]) -> tuple[float, float] | None:
