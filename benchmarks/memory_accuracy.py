@@ -1,9 +1,11 @@
 """Instant predictions beside the real engines on CPU: five models under every strategy.
 
-Method: the trainer itself runs two optimizer steps, an evaluation and the gathering of a save on random tokens, as rank 0
-of N simulated ranks (equal to real ranks to the byte: results/simulated_ranks.md), and a few times on real gloo ranks.
-The storage meter's highest moment of every phase is compared with the closed forms. The models are small, so that
-buffers, tables and temporaries that large models hide carry weight.
+Method: the trainer itself runs two optimizer steps, an evaluation and the gathering of a save on random tokens, as one of
+N simulated ranks (equal to real ranks to the byte: results/simulated_ranks.md), and a few times on real gloo ranks. Under
+ZeRO 1 and 2, where the cut of the partitions decides who holds most, the first rank, the last and the one whose partition
+touches most are simulated. The storage meter's highest moment of every phase, on the rank with the highest peak, is
+compared with the closed forms. The models are small, so that buffers, tables and temporaries that large models hide
+carry weight.
 
 Usage: ``python -m benchmarks.memory_accuracy [MODEL ...]``; writes ``benchmarks/results/memory_accuracy.json``, ``.md``
 and ``.png``; exit code 1 if the median error exceeds 1 %, one exceeds 4 %, or one prediction is over 2 % too low.
@@ -31,9 +33,11 @@ from strategies.estimate import MemoryProfile
 from strategies.job import Job, Precision
 from strategies.load_model import load_model_spec
 from strategies.memory.predict import predict
+from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing, Buckets, OffloadDevice, Plan, StrategyName
 from strategies.registry import STRATEGIES
 from strategies.units import GIB, MIB
+from strategies.zero_gradients import ranks_that_may_hold_most
 
 MODELS = Path(__file__).parent / "models"
 RESULTS = Path(__file__).parent / "results"
@@ -126,11 +130,22 @@ def _divided(buckets: Buckets, divisor: int) -> Buckets:
 def measured(setup: Setup, decision: Decision) -> MemoryProfile:
     """Return the device bytes of the rank that holds most."""
     program = partial(run_steps, decision, NUM_STEPS, None)
-    vocab_size = load_model_spec(decision.model).vocab_size
+    spec, context = load_model_spec(decision.model), forked_from(PRELOADED)
     if setup.is_real:
-        return highest(measure_ranks(program, world_size=setup.ranks, vocab_size=vocab_size)).device()
-    context = forked_from(PRELOADED)
-    return simulate(program, world_size=setup.ranks, vocab_size=vocab_size, context=context).device()
+        return highest(measure_ranks(program, world_size=setup.ranks, vocab_size=spec.vocab_size)).device()
+    return highest(
+        [
+            simulate(program, world_size=setup.ranks, rank=rank, vocab_size=spec.vocab_size, context=context)
+            for rank in _ranks(decision, spec)
+        ]
+    ).device()
+
+
+def _ranks(decision: Decision, spec: ModelSpec) -> tuple[int, ...]:
+    """Return the ranks that may hold most: with FSDP2 and stage 3 the first one's shards are the largest."""
+    if decision.plan.strategy in (StrategyName.ZERO1, StrategyName.ZERO2):
+        return ranks_that_may_hold_most(spec, decision.cluster.gpus)
+    return (0,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

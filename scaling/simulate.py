@@ -1,7 +1,7 @@
-"""Rank 0 of N in one process: the real engine on real, small tensors, over a process group that talks to nobody.
+"""One rank of N in one process: the real engine on real, small tensors, over a process group that talks to nobody.
 
 torch's fake process group answers every collective at once, with this rank's own data. Memory does not depend on the
-values, so what rank 0 allocates is what it would allocate among N real ranks. Losses and weights mean nothing.
+values, so what one rank allocates is what it would allocate among N real ranks. Losses and weights mean nothing.
 """
 
 from __future__ import annotations
@@ -22,15 +22,20 @@ It is sent to another process: a function of a module, or a partial of one."""
 
 
 def simulate(
-    program: Program, *, world_size: int, vocab_size: int | None = None, context: BaseContext | None = None
+    program: Program,
+    *,
+    world_size: int,
+    rank: int = 0,
+    vocab_size: int | None = None,
+    context: BaseContext | None = None,
 ) -> Measurement:
-    """Return what rank 0 of ``world_size`` holds while it runs ``program``.
+    """Return what one rank of ``world_size`` holds while it runs ``program``.
 
     In a fresh process each time: engines leave global state behind. ``vocab_size`` tells logits from activations;
     ``context`` says how the process starts (see `forked_from`), by default as a new interpreter.
     """
     with ProcessPoolExecutor(max_workers=1, mp_context=context or get_context("spawn")) as pool:
-        return pool.submit(_run_simulated, program, world_size, vocab_size).result()
+        return pool.submit(_run_simulated, program, world_size, rank, vocab_size).result()
 
 
 def forked_from(modules: Sequence[str]) -> BaseContext:
@@ -44,18 +49,18 @@ def forked_from(modules: Sequence[str]) -> BaseContext:
 
 
 @contextmanager
-def simulated_rank(world_size: int) -> Iterator[None]:
-    """Make this process rank 0 of ``world_size`` simulated ranks, for as long as the context lasts."""
+def simulated_rank(world_size: int, *, rank: int = 0) -> Iterator[None]:
+    """Make this process one of ``world_size`` simulated ranks, alone on its node, for as long as the context lasts."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from scaling.collectives import completed_collectives
 
     before = dict(os.environ)
-    os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": "1"})
+    os.environ.update({"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": "1"})
     # Nobody listens here: the group exists before any framework would look for its address.
     os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"})
-    dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
         with completed_collectives(settle_s=0):
             yield
@@ -65,11 +70,11 @@ def simulated_rank(world_size: int) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _run_simulated(program: Program, world_size: int, vocab_size: int | None) -> Measurement:
+def _run_simulated(program: Program, world_size: int, rank: int, vocab_size: int | None) -> Measurement:
     from scaling.meter import StorageMeter
 
-    meter = StorageMeter(rank=0, world_size=world_size, vocab_size=vocab_size)
-    with simulated_rank(world_size):
+    meter = StorageMeter(rank=rank, world_size=world_size, vocab_size=vocab_size)
+    with simulated_rank(world_size, rank=rank):
         meter.start()
         kept = program(meter)
         meter.stop()
