@@ -95,7 +95,7 @@ def case_of(row: Row) -> dict[str, Any]:
             "global_batch_size": micro * steps * gpus,
             "precision": _precision(row, plan["strategy"]),
             "optimizer": _optimizer(row),
-            "fused_optimizer": "for-each" not in row["optimizer"],
+            "fused_optimizer": is_fused(row["optimizer"], plan["strategy"]),
             "attention": "eager" if row["attention"].startswith("eager") else "flash",
             "loss": _loss(row),
         },
@@ -150,6 +150,11 @@ def _loss(row: Row) -> str:
     if row["id"] in CHUNKED_LOSS:
         return "chunked"
     return "fused" if re.search(FUSED_LOSS, row["framework"]) else "standard"
+
+
+def is_fused(optimizer: str, strategy: str) -> bool:
+    """Whether one kernel updates a tensor: DeepSpeed's optimizers, or torch's where asked for; else it is for-each."""
+    return strategy.startswith("zero") or "fused" in optimizer.lower()
 
 
 def _cluster(row: Row, gpus: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import csv
 import re
 from typing import Any
 
-from benchmarks.published_cases import FOLDER, LeftOut, Row
+from benchmarks.published_cases import FOLDER, LeftOut, Row, is_fused
 from strategies.cluster import gpu_presets
 
 PRESETS = (
@@ -88,6 +88,7 @@ def case_of(row: Row) -> dict[str, Any]:
             "global_batch_size": micro * steps * gpus,
             "precision": _precision(row, strategy),
             "optimizer": _optimizer(row),
+            "fused_optimizer": is_fused(row["optimizer"], strategy),
             "attention": "eager" if row["attention"].startswith("eager") else "flash",
         },
         "plan": {
@@ -121,7 +122,7 @@ def _seq_len(row: Row) -> int:
 
 def _precision(row: Row, strategy: str) -> str:
     text = row["precision"]
-    if text.startswith("fp32"):
+    if text.startswith("fp32") or "falls back to fp32" in text:
         return "fp32"
     if "pure" in text or "bf16 master" in text:
         return "bf16-pure"
