@@ -1,4 +1,4 @@
-"""Three ways of computing a loss, for tracing: what the trainer does, head and loss by parts, one fused function."""
+"""Three ways of computing a loss, for tracing: all logits at once, softmax part by part, the trainer's fused loss."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from scaling import fused_loss
 from scaling.losses import IGNORED_LABEL, next_token_labels, token_sum_loss
+from scaling.trace.patching import patched
 from strategies.job import LossImplementation
-from strategies.memory.features import fused_chunk_tokens
 from strategies.memory.logits import LOSS_CHUNKS
 from strategies.model_spec import TaskKind
 
@@ -46,9 +47,21 @@ def _chunked(module: Any, batch: Batch) -> Tensor:
 
 
 def _fused(module: Any, batch: Batch) -> Tensor:
+    """Return the trainer's own fused loss over two whole chunks: all further ones repeat the second."""
     hidden, labels = _hidden_and_labels(module, batch)
-    loss: Tensor = _FusedLoss.apply(hidden, module.get_output_embeddings().weight, labels)  # type: ignore[no-untyped-call]
-    return loss
+    compute_format = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    with patched(fused_loss, "chunks", _two_chunks):
+        return fused_loss.head_loss(
+            module.get_output_embeddings(),
+            hidden,
+            labels,
+            scale=fused_loss.logits_scale(module.config),
+            compute_format=compute_format,
+        )
+
+
+def _two_chunks(num_tokens: int, *, chunk_tokens: int) -> list[slice]:
+    return [slice(chunk_tokens)] * 2
 
 
 def _hidden_and_labels(module: Any, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -65,30 +78,3 @@ def _scaled(logits: Tensor, module: Any) -> Tensor:
         return logits * scale
     scaling = getattr(config, "logits_scaling", None)
     return logits / scaling if scaling else logits
-
-
-class _FusedLoss(torch.autograd.Function):
-    """Memory of Liger's fused linear cross-entropy: gradients are computed in forward, chunk by chunk.
-
-    Source: Hsu et al. 2024, arXiv:2410.10989 (Liger-Kernel), ops/fused_linear_cross_entropy.py.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        num_tokens, width = hidden.shape
-        chunk = fused_chunk_tokens(num_tokens, hidden_size=width, vocab_size=weight.shape[0])
-        hidden_gradient, weight_gradient = torch.zeros_like(hidden), torch.zeros_like(weight)
-        losses = torch.zeros(num_tokens, dtype=torch.float32, device=hidden.device)
-        for _ in range(2):  # all further chunks repeat the second
-            part = hidden[:chunk]
-            logits = part @ weight.t()
-            hidden_gradient[:chunk] = (logits @ weight).to(hidden.dtype)
-            weight_gradient += (logits.t() @ part).to(weight.dtype)
-            del logits
-        ctx.save_for_backward(hidden_gradient, weight_gradient)
-        return losses.sum()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        hidden_gradient, weight_gradient = ctx.saved_tensors
-        return hidden_gradient, weight_gradient, None

@@ -134,7 +134,7 @@ def require_trainable(decision: Decision) -> None:
         ("optimizer", job.optimizer, (OptimizerName.ADAMW, OptimizerName.SGD)),
         ("fused_optimizer", job.fused_optimizer, _fused(decision)),
         ("attention", job.attention, (Attention.FLASH,)),
-        ("loss", job.loss, (LossImplementation.STANDARD, LossImplementation.CHUNKED)),
+        ("loss", job.loss, (LossImplementation.STANDARD, LossImplementation.FUSED)),
     ):
         if value not in runs:
             raise EngineError(

@@ -12,8 +12,8 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from scaling.chunked_loss import compute_loss_in_chunks
 from scaling.errors import ModelError
+from scaling.fused_loss import compute_loss_fused
 from scaling.recompute import checkpoint_library_blocks
 from scaling.train_config import Init
 from strategies.decision import Decision
@@ -118,8 +118,8 @@ def build_model(config: Any, weights: InitialWeights, *, decision: Decision, see
     model.config.use_cache = False  # keys and values of earlier tokens serve generation only
     if decision.plan.activation_checkpointing is not ActivationCheckpointing.NONE:
         _checkpoint_activations(model, decision)
-    if decision.job.loss is LossImplementation.CHUNKED:
-        compute_loss_in_chunks(model, precision=decision.job.precision)
+    if decision.job.loss is LossImplementation.FUSED:
+        compute_loss_fused(model, precision=decision.job.precision)
     in_training: torch.nn.Module = model.train()
     return in_training
 

@@ -75,9 +75,11 @@ class LossImplementation(StrEnum):
     STANDARD = "standard"
     """The framework's own: all logits at once, upcast to fp32."""
     CHUNKED = "chunked"
-    """Head and loss over a few parts of the tokens, one after the other."""
+    """All 16-bit logits at once, but upcast and softmax part by part, as torchtitan's and torchtune's chunked
+    cross-entropy: what published runs mean. Planned, not trained here."""
     FUSED = "fused"
-    """One kernel for head and loss, which never holds all logits."""
+    """Head and loss as one function that never holds all logits and makes gradients in forward, as Liger-Kernel's
+    (Hsu et al. 2024, arXiv:2410.10989)."""
 
 
 MAX_SIZE = 2**31

@@ -34,3 +34,8 @@ def ceil_div(numerator: int, denominator: int) -> int:
 def round_up(value: int, multiple: int) -> int:
     """Return the smallest multiple of ``multiple`` that is not below ``value``."""
     return ceil_div(value, multiple) * multiple
+
+
+def next_power_of_two(value: int) -> int:
+    """Return the smallest power of two that is not below ``value``."""
+    return 1 << (value - 1).bit_length()

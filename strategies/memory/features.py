@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import isqrt
 
+from strategies.memory.logits import fused_chunk_tokens
 from strategies.model_spec import ModelSpec, TaskKind
-from strategies.units import ceil_div, round_up
+from strategies.units import next_power_of_two, round_up
 
 
 def sizes_of(spec: ModelSpec, *, micro_batch_size: int, seq_len: int) -> dict[str, int]:
@@ -57,19 +58,6 @@ def with_derived_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
         "Y": round_up(seq_len, 32),
         "Z": round_up(seq_len, 128),
         "D": round_up(head_dim, 32 if head_dim <= 128 else 64),
-        "A": _next_power_of_two(sizes["n"]),
+        "A": next_power_of_two(sizes["n"]),
         "G": fused_chunk_tokens(sizes["B"] * seq_len, hidden_size=sizes["h"], vocab_size=sizes["V"]),
     }
-
-
-def fused_chunk_tokens(num_tokens: int, *, hidden_size: int, vocab_size: int) -> int:
-    """Return the tokens whose logits a fused linear cross-entropy holds at once.
-
-    Source: Hsu et al. 2024, arXiv:2410.10989 (Liger-Kernel), ops/fused_linear_cross_entropy.py: as many chunks as the
-    vocabulary is wider than the hidden size, rounded to powers of two.
-    """
-    return min(num_tokens, _next_power_of_two(ceil_div(num_tokens, max(1, ceil_div(vocab_size, hidden_size)))))
-
-
-def _next_power_of_two(value: int) -> int:
-    return 1 << (value - 1).bit_length()

@@ -122,12 +122,12 @@ def test_traced_autocast_holds_what_a_simulated_one_holds() -> None:
 @pytest.mark.deepspeed
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [StrategyName.ZERO3, StrategyName.FSDP2])
-def test_traced_chunked_loss_holds_what_a_simulated_one_holds(strategy: StrategyName) -> None:
+def test_traced_fused_loss_holds_what_a_simulated_one_holds(strategy: StrategyName) -> None:
     if strategy is StrategyName.FSDP2:
         decision = fsdp2_decision(gpus=8)
     else:
         decision = decision_for(strategy, checkpointing=ActivationCheckpointing.FULL, gpus=8)
-    decision = replace(decision, job=replace(decision.job, loss=LossImplementation.CHUNKED))
+    decision = replace(decision, job=replace(decision.job, loss=LossImplementation.FUSED))
     traced = trace_plan(decision, num_steps=2)
     simulated = measure_plan(decision, num_steps=2, method=Method.SIMULATED)
     assert totals(traced) == totals(simulated)

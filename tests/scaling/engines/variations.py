@@ -96,18 +96,16 @@ VARIATIONS = {
         for name in (StrategyName.ZERO3, StrategyName.FSDP2)
     },
     **{
-        f"{name}-chunked": Variation(strategy=name, loss=LossImplementation.CHUNKED)
+        f"{name}-fused": Variation(strategy=name, loss=LossImplementation.FUSED)
         for name in (*WHOLE, StrategyName.FSDP2)
     },
     **{
-        f"{name}-chunked-bf16-autocast": Variation(
-            strategy=name, loss=LossImplementation.CHUNKED, precision=Precision.BF16_AUTOCAST
+        f"{name}-fused-bf16-autocast": Variation(
+            strategy=name, loss=LossImplementation.FUSED, precision=Precision.BF16_AUTOCAST
         )
         for name in (StrategyName.DDP, StrategyName.ZERO3, StrategyName.FSDP2)
     },
-    "zero3-chunked-bf16": Variation(
-        strategy=StrategyName.ZERO3, loss=LossImplementation.CHUNKED, precision=Precision.BF16
-    ),
+    "zero3-fused-bf16": Variation(strategy=StrategyName.ZERO3, loss=LossImplementation.FUSED, precision=Precision.BF16),
     **{f"{name}-for-each": Variation(strategy=name, fused_optimizer=False) for name in (*WHOLE, StrategyName.FSDP2)},
     **{f"{name}-sgd": Variation(strategy=name, optimizer=OptimizerName.SGD) for name in WHOLE},
     "fsdp2-sgd": replace(FSDP2, optimizer=OptimizerName.SGD, fused_optimizer=False),

@@ -1,12 +1,14 @@
-"""Head and loss over a few parts of the tokens, one after the other: the logits of all tokens never exist.
+"""Head and loss as one function over chunks of tokens, one after the other: the logits of all tokens never exist.
 
-The gradient of the logits is known as soon as they are, so each part's gradients are made in the forward pass: what is
+The gradient of the logits is known as soon as they are, so each chunk's gradients are made in the forward pass: what is
 kept for backward is one gradient of the hidden states and one of the head's weight, not the logits or their softmax.
-Nothing is computed twice. (Hsu et al. 2024, arXiv:2410.10989, section 3.2, with plain torch operators.)
+Nothing is computed twice. The idea and the size of the chunks are those of Liger-Kernel's fused linear cross-entropy
+(Hsu et al. 2024, arXiv:2410.10989, section 3.2), with plain torch operators in place of a kernel for the softmax.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -16,7 +18,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from scaling.errors import ModelError
 from scaling.losses import IGNORED_LABEL
 from strategies.job import Precision
-from strategies.memory.logits import LOSS_CHUNKS
+from strategies.memory.logits import fused_chunk_tokens
 
 FAMILIES = frozenset(
     {
@@ -37,7 +39,7 @@ class LogitsScale:
     """Logits are squashed between minus and plus this, by a tanh."""
 
 
-def compute_loss_in_chunks(model: Any, *, precision: Precision) -> None:
+def compute_loss_fused(model: Any, *, precision: Precision) -> None:
     """Give the model a forward that takes ``targets`` (batch, seq) and returns the loss summed over them.
 
     ``targets`` hold what follows each token. The model's own forward is not used any more in this process.
@@ -48,17 +50,14 @@ def compute_loss_in_chunks(model: Any, *, precision: Precision) -> None:
     model_type = model.config.model_type
     if model_type not in FAMILIES:
         raise ModelError(
-            f"loss=chunked is not tested with model_type={model_type!r}, whose logits may not be what the head gives; "
+            f"loss=fused is not tested with model_type={model_type!r}, whose logits may not be what the head gives; "
             f"use loss=standard, or one of {', '.join(sorted(FAMILIES))}"
         )
-    head, scale = model.get_output_embeddings(), _logits_scale(model.config)
+    head, scale = model.get_output_embeddings(), logits_scale(model.config)
     compute_format = torch.bfloat16 if precision is Precision.BF16_AUTOCAST else None
 
-    def head_loss(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        weight, bias = head.weight, head.bias
-        settings = (scale, compute_format, torch.is_grad_enabled())
-        loss: torch.Tensor = _HeadLoss.apply(hidden, weight, bias, targets, *settings)  # type: ignore[no-untyped-call]
-        return loss
+    def of_head(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return head_loss(head, hidden, targets, scale=scale, compute_format=compute_format)
 
     def forward(input_ids: torch.Tensor, targets: torch.Tensor) -> CausalLMOutput:
         hidden = model.base_model(input_ids=input_ids).last_hidden_state
@@ -66,11 +65,11 @@ def compute_loss_in_chunks(model: Any, *, precision: Precision) -> None:
         loss = head(hidden.flatten(0, 1), targets.flatten())
         return CausalLMOutput(loss=loss)
 
-    head.forward = head_loss
+    head.forward = of_head
     model.forward = forward
 
 
-def _logits_scale(config: Any) -> LogitsScale:
+def logits_scale(config: Any) -> LogitsScale:
     """Return the scale under the names that transformers 5.24 gives it: Cohere, Granite, Gemma 2."""
     config = config.get_text_config()
     factor = getattr(config, "logit_scale", None) or 1.0
@@ -78,6 +77,23 @@ def _logits_scale(config: Any) -> LogitsScale:
         factor=factor / (getattr(config, "logits_scaling", None) or 1.0),
         cap=getattr(config, "final_logit_softcapping", None),
     )
+
+
+def head_loss(
+    head: Any, hidden: torch.Tensor, targets: torch.Tensor, *, scale: LogitsScale, compute_format: torch.dtype | None
+) -> torch.Tensor:
+    """Return the loss summed over ``targets`` (token); ``hidden`` is (token, hidden size).
+
+    ``compute_format``: that of products; None for the weight's own.
+    """
+    settings = (scale, compute_format, torch.is_grad_enabled())
+    loss: torch.Tensor = _HeadLoss.apply(hidden, head.weight, head.bias, targets, *settings)  # type: ignore[no-untyped-call]
+    return loss
+
+
+def chunks(num_tokens: int, *, chunk_tokens: int) -> Iterable[slice]:
+    """Return the tokens of every chunk; the last one may be shorter."""
+    return (slice(first, first + chunk_tokens) for first in range(0, num_tokens, chunk_tokens))
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -98,22 +114,15 @@ class _HeadLoss(torch.autograd.Function):
         gradients = _Gradients(hidden, weight, bias) if with_gradients else None
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         matrix = weight.detach().to(compute_format)
-        rows = -(-len(hidden) // LOSS_CHUNKS)
-        for first in range(0, len(hidden), rows):
-            part, wanted = hidden[first : first + rows].to(compute_format), targets[first : first + rows]
-            logits = _logits(part, matrix, bias, scale)
-            log_probabilities = torch.log_softmax(logits, dim=-1)
-            is_counted = (wanted != IGNORED_LABEL).unsqueeze(1)
-            index = wanted.clamp(min=0).unsqueeze(1)
-            loss -= (log_probabilities.gather(1, index) * is_counted).sum()
+        vocab_size, hidden_size = weight.shape
+        chunk_tokens = fused_chunk_tokens(len(hidden), hidden_size=hidden_size, vocab_size=vocab_size)
+        for tokens in chunks(len(hidden), chunk_tokens=chunk_tokens):
+            part = hidden[tokens].to(compute_format)
+            chunk_loss, slopes = _loss_and_slopes(part, targets[tokens], matrix, bias, scale)
+            loss += chunk_loss
             if gradients is not None:
-                slopes = log_probabilities.exp_().scatter_add_(
-                    1, index, -torch.ones_like(is_counted, dtype=logits.dtype)
-                )
-                slopes = _through_scale(slopes.mul_(is_counted), logits, scale).to(compute_format)
-                del logits, log_probabilities
-                gradients.add(first, slopes, part, matrix)
-                del slopes
+                gradients.add(tokens, slopes, part, matrix)
+            del slopes  # before the next chunk's
         ctx.gradients = gradients
         return loss
 
@@ -124,8 +133,22 @@ class _HeadLoss(torch.autograd.Function):
         return (*found, None, None, None, None)
 
 
+def _loss_and_slopes(
+    part: torch.Tensor, targets: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, scale: LogitsScale
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the summed loss of one chunk and its gradient with respect to the head's product."""
+    logits = _logits(part, matrix, bias, scale)
+    log_probabilities = torch.log_softmax(logits, dim=-1)
+    is_counted = (targets != IGNORED_LABEL).unsqueeze(1)
+    index = targets.clamp(min=0).unsqueeze(1)
+    loss = -(log_probabilities.gather(1, index) * is_counted).sum()
+    minus_one = torch.full_like(index, -1, dtype=logits.dtype)
+    slopes = log_probabilities.exp_().scatter_add_(1, index, minus_one).mul_(is_counted)
+    return loss, _through_scale(slopes, logits, scale).to(part.dtype)
+
+
 def _logits(part: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, scale: LogitsScale) -> torch.Tensor:
-    """Return the logits of one part in fp32."""
+    """Return the logits of one chunk in fp32."""
     logits = torch.mm(part, matrix.t())
     if bias is not None:
         logits += bias
@@ -143,16 +166,16 @@ def _through_scale(slopes: torch.Tensor, logits: torch.Tensor, scale: LogitsScal
 
 
 class _Gradients:
-    """Gradients of the summed loss, put together part by part, in the format of what they belong to."""
+    """Gradients of the summed loss, put together chunk by chunk, in the format of what they belong to."""
 
     def __init__(self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._hidden = torch.empty_like(hidden)
         self._weight = torch.zeros_like(weight) if weight.requires_grad else None
         self._bias = torch.zeros_like(bias) if bias is not None and bias.requires_grad else None
 
-    def add(self, first: int, slopes: torch.Tensor, part: torch.Tensor, matrix: torch.Tensor) -> None:
-        """Take in the gradient of the logits of the rows from ``first`` on."""
-        self._hidden[first : first + len(slopes)] = torch.mm(slopes, matrix)
+    def add(self, tokens: slice, slopes: torch.Tensor, part: torch.Tensor, matrix: torch.Tensor) -> None:
+        """Take in the gradient of the logits of some tokens."""
+        self._hidden[tokens] = torch.mm(slopes, matrix)
         if self._weight is not None and self._weight.dtype == slopes.dtype:
             self._weight.addmm_(slopes.t(), part)
         elif self._weight is not None:

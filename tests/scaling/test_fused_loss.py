@@ -1,4 +1,4 @@
-"""Head and loss by parts against the same model's own logits and torch's cross-entropy."""
+"""Head and loss as one function against the same model's own logits and torch's cross-entropy."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 
-from scaling.chunked_loss import FAMILIES, compute_loss_in_chunks
 from scaling.errors import ModelError
+from scaling.fused_loss import FAMILIES, compute_loss_fused
 from scaling.losses import IGNORED_LABEL, next_token_labels, token_sum_loss
 from scaling.storage_log import StorageLog
 from strategies.job import Precision
@@ -76,17 +76,17 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("model_type", sorted(FAMILIES))
-def test_chunked_loss_and_gradients_are_those_of_the_models_own_logits(model_type: str) -> None:
+def test_fused_loss_and_gradients_are_those_of_the_models_own_logits(model_type: str) -> None:
     plain = tiny(model_type)
     ids, labels = ids_and_labels()
     expected = token_sum_loss(plain(input_ids=ids).logits, labels)
     (expected / 31).backward()
-    chunked = tiny(model_type)
-    compute_loss_in_chunks(chunked, precision=Precision.FP32)
-    loss = chunked(input_ids=ids, targets=next_token_labels(labels)).loss
+    fused = tiny(model_type)
+    compute_loss_fused(fused, precision=Precision.FP32)
+    loss = fused(input_ids=ids, targets=next_token_labels(labels)).loss
     (loss / 31).backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
-    for (name, found), (_, wanted) in zip(chunked.named_parameters(), plain.named_parameters(), strict=True):
+    for (name, found), (_, wanted) in zip(fused.named_parameters(), plain.named_parameters(), strict=True):
         if wanted.grad is not None and float(wanted.grad.abs().max()) > 1e-6:  # else of a bias that cannot matter
             assert relative(found.grad, wanted.grad) < 2e-6, name
 
@@ -95,15 +95,16 @@ def test_bf16_gradients_are_as_near_to_fp32_as_those_of_all_logits_at_once() -> 
     exact = tiny("llama")
     ids, labels = ids_and_labels()
     token_sum_loss(exact(input_ids=ids).logits, labels).backward()
-    at_once, chunked = copy.deepcopy(exact).bfloat16(), copy.deepcopy(exact).bfloat16()
-    for model in (at_once, chunked):
+    at_once, fused = copy.deepcopy(exact).bfloat16(), copy.deepcopy(exact).bfloat16()
+    for model in (at_once, fused):
         model.zero_grad()
     token_sum_loss(at_once(input_ids=ids).logits, labels).backward()
-    compute_loss_in_chunks(chunked, precision=Precision.BF16)
-    chunked(input_ids=ids, targets=next_token_labels(labels)).loss.backward()
-    errors = [relative(model.lm_head.weight.grad.float(), exact.lm_head.weight.grad) for model in (at_once, chunked)]
-    # The weight's gradient is rounded to bf16 after each of 8 parts instead of once: 2**-9 each, at random.
-    assert errors[1] < errors[0] + 8**0.5 * 2**-9
+    compute_loss_fused(fused, precision=Precision.BF16)
+    fused(input_ids=ids, targets=next_token_labels(labels)).loss.backward()
+    errors = [relative(model.lm_head.weight.grad.float(), exact.lm_head.weight.grad) for model in (at_once, fused)]
+    # 97 words are 4 times as wide as 32 hidden units, so that 42 tokens make chunks of 16 (11 rounded up): the weight's
+    # gradient is rounded to bf16 after each of 3 instead of once: 2**-9 each, at random.
+    assert errors[1] < errors[0] + 3**0.5 * 2**-9
 
 
 def test_a_frozen_head_gets_no_gradient_and_evaluation_makes_none() -> None:
@@ -112,7 +113,7 @@ def test_a_frozen_head_gets_no_gradient_and_evaluation_makes_none() -> None:
     with torch.no_grad():
         expected = float(token_sum_loss(model(input_ids=ids).logits, labels))
     model.lm_head.weight.requires_grad_(False)
-    compute_loss_in_chunks(model, precision=Precision.FP32)
+    compute_loss_fused(model, precision=Precision.FP32)
     with torch.no_grad():
         evaluated = model(input_ids=ids, targets=next_token_labels(labels)).loss
     assert not evaluated.requires_grad
@@ -124,7 +125,7 @@ def test_a_frozen_head_gets_no_gradient_and_evaluation_makes_none() -> None:
 
 def test_a_batch_without_labels_gives_zero_and_zero_gradients() -> None:
     model = tiny("llama")
-    compute_loss_in_chunks(model, precision=Precision.FP32)
+    compute_loss_fused(model, precision=Precision.FP32)
     ids, _ = ids_and_labels()
     loss = model(input_ids=ids, targets=torch.full_like(ids, IGNORED_LABEL)).loss
     loss.backward()
@@ -133,16 +134,16 @@ def test_a_batch_without_labels_gives_zero_and_zero_gradients() -> None:
 
 
 def test_a_family_that_is_not_tested_is_refused() -> None:
-    with pytest.raises(ModelError, match="loss=chunked is not tested with model_type='bloom'"):
-        compute_loss_in_chunks(tiny("bloom"), precision=Precision.FP32)
+    with pytest.raises(ModelError, match="loss=fused is not tested with model_type='bloom'"):
+        compute_loss_fused(tiny("bloom"), precision=Precision.FP32)
 
 
-def peak_of_loss(model: Any, ids: torch.Tensor, *, chunked: bool) -> int:
+def peak_of_loss(model: Any, ids: torch.Tensor, *, fused: bool) -> int:
     """Return the most bytes that forward and backward add to the weights."""
     with StorageLog() as log:
         log.adopt(model.parameters())
         first = len(log.events)
-        if chunked:
+        if fused:
             loss = model(input_ids=ids, targets=next_token_labels(ids)).loss
         else:
             loss = token_sum_loss(model(input_ids=ids).logits, ids)
@@ -159,13 +160,14 @@ def test_152k_vocabulary_holds_a_part_of_its_logits() -> None:
     sizes = {"vocab_size": vocabulary, "hidden_size": width, "tie_word_embeddings": True}
     ids = torch.arange(num_tokens).unsqueeze(0)
     model = tiny("qwen2", **sizes)
-    standard = peak_of_loss(model, ids, chunked=False)
+    standard = peak_of_loss(model, ids, fused=False)
     # Logits, their fp32 softmax and its gradient: three times 4 bytes for every token and word, at least.
     assert standard > 3 * 4 * num_tokens * vocabulary * 0.98
     model.zero_grad()
-    compute_loss_in_chunks(model, precision=Precision.FP32)
-    chunked = peak_of_loss(model, ids, chunked=True)
-    # An eighth of the tokens twice (logits, softmax), and the gradient of the tied weight twice (head, embedding).
-    expected = 2 * 4 * num_tokens // 8 * vocabulary + 2 * 4 * vocabulary * width
-    assert chunked < 1.05 * expected
-    assert chunked < 0.2 * standard
+    compute_loss_fused(model, precision=Precision.FP32)
+    fused = peak_of_loss(model, ids, fused=True)
+    # The vocabulary is 2374 times as wide as the hidden size, so a chunk is one token. What is left is the gradient of
+    # the tied weight as head and as embedding, and their sum.
+    expected = 3 * 4 * vocabulary * width
+    assert fused < 1.05 * expected
+    assert fused < 0.2 * standard
