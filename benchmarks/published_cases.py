@@ -53,6 +53,8 @@ CHUNKED_LOSS = frozenset({"TTC-007", "TUNE-007", "TUNE-008"})
 FUSED_LOSS = r"llm-foundry"
 """Its models train with flash-attn's cross-entropy unless told otherwise, which makes no fp32 logits. Of our three
 losses ``fused`` comes closest; it leaves out the 16-bit logits."""
+FUSED = {"torchtune": " (fused)"}
+"""What the recipes of a framework ask for, where the row does not repeat it."""
 OTHERWISE = {
     "TUNE-004": "its samples are much shorter than the stated length",
     "BSZ3-017": "activations checkpointed in CPU memory",
@@ -95,7 +97,7 @@ def case_of(row: Row) -> dict[str, Any]:
             "global_batch_size": micro * steps * gpus,
             "precision": _precision(row, plan["strategy"]),
             "optimizer": _optimizer(row),
-            "fused_optimizer": is_fused(row["optimizer"], plan["strategy"]),
+            "fused_optimizer": is_fused(row["optimizer"] + FUSED.get(row["framework"], ""), plan["strategy"]),
             "attention": "eager" if row["attention"].startswith("eager") else "flash",
             "loss": _loss(row),
         },
@@ -155,6 +157,24 @@ def _loss(row: Row) -> str:
 def is_fused(optimizer: str, strategy: str) -> bool:
     """Whether one kernel updates a tensor: DeepSpeed's optimizers, or torch's where asked for; else it is for-each."""
     return strategy.startswith("zero") or "fused" in optimizer.lower()
+
+
+def other_implementation(row: Row) -> str | None:
+    """Return why what ran is known to be built differently from what is predicted; None where it is not."""
+    framework, strategy = row.get("framework", ""), row["strategy"]
+    if re.search(r"SimpleFSDP|graph trainer", framework):
+        return "another implementation of sharding, compiled as a whole"
+    if "Gemini" in framework:
+        return "ColossalAI's chunked parameters"
+    if "ColossalAI" in framework and "offload" in strategy:
+        return "ColossalAI does not flatten the weights at initialisation"
+    if row.get("compile") == "y" and "torchtune" in framework:
+        return "compiled: fused operators keep less"
+    if "Kempner" in framework and strategy == "fsdp_full_shard":
+        return (
+            "keeps unsharded fp32 gradients over the micro batches of a step: the four rows lie on 4 P + 6 P / N bytes"
+        )
+    return None
 
 
 def _cluster(row: Row, gpus: int) -> dict[str, Any]:

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import published_cases, user_cases
 from benchmarks.environment import environment
-from benchmarks.published_cases import LeftOut, Row
+from benchmarks.published_cases import LeftOut, Row, other_implementation
 from strategies.cases import answer_line
 
 RESULTS = Path(__file__).parent / "results"
@@ -39,11 +39,16 @@ class Peak:
     predicted_gib: float
     phase: str
     interval_gib: tuple[float, float] | None
+    built_differently: str | None
 
     @property
     def error(self) -> float:
         """Relative; above zero where too much was predicted."""
         return self.predicted_gib / self.measured_gib - 1
+
+    @property
+    def is_inside(self) -> bool:
+        return self.interval_gib is not None and self.interval_gib[0] <= self.measured_gib <= self.interval_gib[1]
 
     @property
     def is_scored(self) -> bool:
@@ -147,6 +152,7 @@ def _peak(row: Row, answer: dict[str, Any]) -> Peak | None:
         predicted_gib=answer[f"peak_{kind}_gib"],
         phase=answer["peak_phase"],
         interval_gib=answer["interval_gib"],
+        built_differently=other_implementation(row),
     )
 
 
@@ -156,14 +162,15 @@ def _is_number(text: str) -> bool:
 
 def summary(found: Found) -> dict[str, Any]:
     """Return the scores."""
-    errors = sorted(abs(peak.error) for peak in found.peaks if peak.is_scored)
+    scored = [peak for peak in found.peaks if peak.is_scored]
+    errors = sorted(abs(peak.error) for peak in scored)
+    alike = sorted(abs(peak.error) for peak in scored if peak.built_differently is None)
     right = [outcome for outcome in found.outcomes if outcome.is_right]
     oom = [outcome for outcome in found.outcomes if outcome.happened == "oom"]
     return {
-        "peaks": len(errors),
-        "median_error": statistics.median(errors) if errors else None,
-        "p90_error": errors[min(len(errors) - 1, int(0.9 * len(errors)))] if errors else None,
-        "largest_error": errors[-1] if errors else None,
+        "peaks": _spread(errors),
+        "peaks_of_like_implementations": _spread(alike),
+        "peaks_inside_interval": sum(peak.is_inside for peak in scored) / len(scored),
         "outcomes": len(found.outcomes),
         "outcomes_right": len(right) / len(found.outcomes) if found.outcomes else None,
         "oom": len(oom),
@@ -173,34 +180,37 @@ def summary(found: Found) -> dict[str, Any]:
     }
 
 
+def _spread(errors: Sequence[float]) -> dict[str, float]:
+    return {
+        "rows": len(errors),
+        "median_error": statistics.median(errors),
+        "p90_error": errors[min(len(errors) - 1, int(0.9 * len(errors)))],
+        "largest_error": errors[-1],
+    }
+
+
 def report(found: Found) -> str:
     """Return everything as Markdown."""
-    lines = [
-        "| row | model | strategy | kind | phase | published GiB | predicted GiB | error |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    head = ("row", "model", "strategy", "kind", "phase", "published GiB", "predicted GiB", "error", "built differently")
+    lines = [_table_row(head), _table_row(["---"] * len(head))]
     for peak in sorted(found.peaks, key=lambda peak: (not peak.is_scored, peak.id)):
         note = "" if peak.is_scored else f" ({peak.usable}, {peak.confidence})"
-        lines.append(
-            f"| {peak.id}{note} | {peak.model} | {peak.strategy} | {peak.kind} | {peak.phase} | {peak.measured_gib:.2f} | "
-            f"{peak.predicted_gib:.2f} | {peak.error:+.1%} |"
-        )
-    lines += [
-        "",
-        "Fits or not, misses only:",
-        "",
-        "| row | model | happened | predicted | peak GiB | usable GiB |",
-        "|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {outcome.id} ({outcome.confidence}) | {outcome.model} | {outcome.happened} | {outcome.predicted} | "
-        f"{outcome.predicted_gib:.2f} | {outcome.usable_gib:.2f} |"
-        for outcome in found.outcomes
-        if not outcome.is_right
-    ]
+        sizes = (f"{peak.measured_gib:.2f}", f"{peak.predicted_gib:.2f}", f"{peak.error:+.1%}")
+        names = (peak.id + note, peak.model, peak.strategy, peak.kind, peak.phase)
+        lines.append(_table_row((*names, *sizes, peak.built_differently or "")))
+    lines += ["", "Fits or not, misses only:", ""]
+    head = ("row", "model", "happened", "predicted", "peak GiB", "usable GiB")
+    lines += [_table_row(head), _table_row(["---"] * len(head))]
+    for miss in (outcome for outcome in found.outcomes if not outcome.is_right):
+        sizes = (f"{miss.predicted_gib:.2f}", f"{miss.usable_gib:.2f}")
+        lines.append(_table_row((f"{miss.id} ({miss.confidence})", miss.model, miss.happened, miss.predicted, *sizes)))
     lines += ["", "Left out:", "", "| row | reason |", "|---|---|"]
-    lines += [f"| {id} | {reason} |" for id, reason in found.left_out.items()]
+    lines += [_table_row(pair) for pair in found.left_out.items()]
     return "\n".join(lines) + "\n"
+
+
+def _table_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
