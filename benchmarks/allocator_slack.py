@@ -1,39 +1,37 @@
 """What the caching allocator holds beyond live tensors: replays of traced runs, and the smallest device each fits in.
 
-Method: rank 0 of each plan is traced with CUDA's kernels (the trainer itself for DDP and ZeRO, ``fully_shard`` around
-the Hugging Face model for FSDP2), three steps, and the log is replayed through the allocator with expandable and with
-fixed segments. `needed` is the smallest capacity at which the replay does not run out of memory: under pressure the
+Method: the trainer itself is traced as rank 0 of each plan with CUDA's kernels, three steps, and the log is replayed
+through the allocator with expandable and with fixed segments. `needed` is the smallest capacity at which the replay does not run out of memory: under pressure the
 allocator gives cached memory back, so a run fits in less than it reserves on a large device.
 
-Usage: ``python -m benchmarks.allocator_slack``; writes ``benchmarks/results/allocator_slack.json``.
+Usage: ``python -m benchmarks.allocator_slack [STRATEGY ...]``; writes ``benchmarks/results/allocator_slack.json``.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from benchmarks.environment import environment
-from scaling.trace import Recompute, TraceLog, TraceOptions, TracePrecision, fused_adamw, profile, replay, trace_config
-from scaling.trace.hugging_face import token_batch
-from scaling.trace.ranks.fsdp2 import Fsdp2
+from scaling.trace import TraceLog, profile, replay
 from scaling.trace.training import trace_training
 from strategies.cluster import Cluster, gpu_preset
 from strategies.decision import Decision
 from strategies.estimate import Estimate, Level, MemoryProfile
 from strategies.job import Job
-from strategies.load_model import load_model_spec, resolve_model
+from strategies.load_model import load_model_spec
 from strategies.plan import ActivationCheckpointing, Plan, StrategyName
 from strategies.registry import STRATEGIES
 from strategies.units import MIB
 
 RESULT = Path(__file__).parent / "results" / "allocator_slack.json"
-MODELS = ("llama-3.2-1b", "qwen2.5-1.5b", "gpt2-xl", "llama-3.1-8b")
+MODELS = ("llama-3.2-1b", "qwen2.5-1.5b", "gpt2-xl")
 SHAPES = ((1, 1024), (4, 1024), (2, 4096))
 """Micro batch, sequence length."""
 NUM_STEPS = 3
@@ -83,22 +81,7 @@ def setups() -> Iterator[Setup]:
 
 def trace(setup: Setup) -> TraceLog:
     """Return the log of rank 0 of 8."""
-    if setup.strategy is not StrategyName.FSDP2:
-        return trace_training(_decision(setup), num_steps=NUM_STEPS)
-    from scaling.models import build_config
-
-    return trace_config(
-        build_config(resolve_model(setup.model)),
-        token_batch(micro_batch_size=setup.micro_batch_size, seq_len=setup.seq_len),
-        TraceOptions(
-            precision=TracePrecision.FP32,
-            activation_checkpointing=Recompute(setup.activation_checkpointing),
-            num_steps=NUM_STEPS,
-            gradient_accumulation_steps=setup.accumulation_steps,
-        ),
-        engine=Fsdp2(world_size=8, optimizer=fused_adamw),
-        use_cache=False,
-    )
+    return trace_training(_decision(setup), num_steps=NUM_STEPS)
 
 
 def _decision(setup: Setup) -> Decision:
@@ -147,9 +130,17 @@ def _smallest(log: TraceLog, low: int, high: int, *, expandable_segments: bool) 
     return high
 
 
-def main() -> None:
-    rows = []
+def _stored() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(RESULT.read_text())["rows"]
+    return rows
+
+
+def main(strategies: Sequence[str]) -> None:
+    """Run all, or those strategies anew whose names are given."""
+    rows = [row for row in _stored() if row["strategy"] not in strategies] if strategies else []
     for setup in setups():
+        if strategies and setup.strategy not in strategies:
+            continue
         row = replayed(trace(setup))
         rows.append(asdict(setup) | asdict(row))
         found = [row.reserved_expandable, row.reserved_fixed, row.needed_expandable, row.needed_fixed]
@@ -161,4 +152,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
