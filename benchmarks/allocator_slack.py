@@ -1,8 +1,9 @@
 """What the caching allocator holds beyond live tensors: replays of traced runs, and the smallest device each fits in.
 
 Method: the trainer itself is traced as rank 0 of each plan with CUDA's kernels, three steps, and the log is replayed
-through the allocator with expandable and with fixed segments. `needed` is the smallest capacity at which the replay does not run out of memory: under pressure the
-allocator gives cached memory back, so a run fits in less than it reserves on a large device.
+through the allocator with expandable and with fixed segments. `needed` is the smallest capacity at which the replay
+does not run out of memory: under pressure the allocator gives cached memory back, so a run fits in less than it
+reserves on a large device.
 
 Usage: ``python -m benchmarks.allocator_slack [STRATEGY ...]``; writes ``benchmarks/results/allocator_slack.json``.
 """
