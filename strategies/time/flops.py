@@ -90,7 +90,7 @@ def hardware_flops(
 ) -> float:
     """Return `model_flops` plus what activation checkpointing computes a second time.
 
-    Full: the forward of the blocks. Selective keeps the results of matrix products and attention: nothing counted here.
+    Full: the forward of the blocks. Megatron's selective keeps the results of products and of attention: nothing here.
     """
     useful = model_flops(spec, seq_len=seq_len, definition=definition)
     if activation_checkpointing is not ActivationCheckpointing.FULL:

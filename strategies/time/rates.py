@@ -27,11 +27,11 @@ HOST_BYTES_PER_S = 80e9
 to 4e9 on two sockets (Ren et al. 2021, arXiv:2101.06840, table 4)."""
 FP32_MATRIX_SHARE = 0.85
 """Of the data sheet's fp32 rate without tensor cores (torch's default: no TF32), which is what products reach."""
-HALF_RATE_WIDTH = 315.0
+HALF_RATE_WIDTH = 588.0
 """Fitted together with the rows of gpu_rates.csv, by benchmarks/time_fit.py."""
-HOP_S = 10.2e-6
+HOP_S = 9.49e-6
 """Likewise."""
-INTERFERENCE = 0.272
+INTERFERENCE = 0.27
 """Likewise."""
 NVME_BYTES_PER_S = 5e9
 """Of one node: two PCIe 4 drives, mixed reads and writes. Not checked against a run."""

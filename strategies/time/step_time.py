@@ -117,7 +117,7 @@ def step_time(
     steps = plan.gradient_accumulation_steps
     launch = max(0.0, micro.forward_launch_s - micro.forward_s) + max(0.0, micro.backward_launch_s - micro.backward_s)
     communication = _communication(spec, work, micro=micro, cluster=cluster, job=job, plan=plan, rates=rates)
-    recomputed = _recomputed_share(spec, plan) * work.recomputed_flops
+    recomputed = _recomputed_flops(spec, work, plan)
     return StepTime(
         matrix_s=steps * micro.matrix_s,
         attention_s=steps * micro.attention_s,
@@ -138,6 +138,13 @@ def _recomputed_share(spec: ModelSpec, plan: Plan) -> float:
     return _checkpointed_share(spec, plan) if plan.activation_checkpointing is ActivationCheckpointing.FULL else 0.0
 
 
+def _recomputed_flops(spec: ModelSpec, work: TokenWork, plan: Plan) -> float:
+    """Return the FLOPs of a token that run a second time."""
+    if plan.activation_checkpointing is ActivationCheckpointing.SELECTIVE:
+        return _checkpointed_share(spec, plan) * work.second_products_flops
+    return _recomputed_share(spec, plan) * work.recomputed_flops
+
+
 def _checkpointed_share(spec: ModelSpec, plan: Plan) -> float:
     return ceil_div(spec.num_layers, plan.checkpoint_every) / spec.num_layers
 
@@ -154,7 +161,10 @@ def _micro_batch(
     elementwise = tokens * work.block_bytes / rates.memory_bytes_per_s
     loss = tokens * work.loss_bytes / rates.memory_bytes_per_s
     weights = _weight_bytes_touched(work, plan) / rates.memory_bytes_per_s
-    again = _recompute_seconds(spec, plan, products=blocks, attention=attention, elementwise=elementwise)
+    second = tokens * work.second_products_flops / matrix_rate
+    again = _checkpointed_share(spec, plan) * _recompute_seconds(
+        plan, products=blocks, second_products=second, attention=attention, elementwise=elementwise
+    )
     forward = blocks + head + attention + elementwise + loss / 3
     kernels = COMPILED_KERNELS_PER_BLOCK if compiled else KERNELS_PER_BLOCK
     launch = spec.num_layers * kernels * LAUNCH_S
@@ -189,16 +199,17 @@ def _weight_bytes_touched(work: TokenWork, plan: Plan) -> float:
     return work.num_params * (SHARDED_PASSES_BYTES if is_gathered else WEIGHT_PASSES_BYTES)
 
 
-def _recompute_seconds(spec: ModelSpec, plan: Plan, *, products: float, attention: float, elementwise: float) -> float:
-    """Return the seconds of what is computed again; selective keeps the results of products and of attention."""
-    share = _checkpointed_share(spec, plan)
+def _recompute_seconds(
+    plan: Plan, *, products: float, second_products: float, attention: float, elementwise: float
+) -> float:
+    """Return the seconds of what is computed again; selective keeps attention and every second product."""
     match plan.activation_checkpointing:
         case ActivationCheckpointing.NONE:
             return 0.0
         case ActivationCheckpointing.SELECTIVE:
-            return share * elementwise
+            return second_products + elementwise
         case ActivationCheckpointing.FULL:
-            return share * (products + attention + elementwise)
+            return products + attention + elementwise
 
 
 def _communication(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from strategies.job import Attention, Job
-from strategies.model_spec import ModelSpec
+from strategies.model_spec import GroupRole, ModelSpec
 from strategies.plan import ActivationCheckpointing
 from strategies.time.elementwise import token_bytes
 from strategies.time.flops import active_params, forward_flops, hardware_flops, model_flops
@@ -31,6 +31,8 @@ class TokenWork:
     """Training, by the definition of `MfuDefinition.PALM`."""
     recomputed_flops: float
     """On top of that where all blocks are computed twice, attention in full as in the definition."""
+    second_products_flops: float
+    """Of every second linear layer of the blocks: what selective activation checkpointing computes again."""
     num_params: int
     active_params: float
 
@@ -55,6 +57,20 @@ def _token_work(spec: ModelSpec, job: Job, compiled: bool) -> TokenWork:
         loss_bytes=num_bytes.loss,
         model_flops=useful,
         recomputed_flops=hardware_flops(spec, seq_len=job.seq_len, activation_checkpointing=full) - useful,
+        second_products_flops=_second_products_flops(spec),
         num_params=spec.num_params,
         active_params=active_params(spec),
+    )
+
+
+def _second_products_flops(spec: ModelSpec) -> float:
+    """Return the FLOPs of a token in the second, fourth, ... linear layer of every block, in the order of the weights.
+
+    As scaling/recompute.py counts them; the products of experts are not linear layers there.
+    """
+    blocks = [group for group in spec.groups if group.role is GroupRole.BLOCK]
+    return sum(
+        2.0 * group.num_copies * tensor.num_params
+        for group in blocks
+        for tensor in [each for each in group.tensors if len(each.shape) == 2][1::2]
     )
