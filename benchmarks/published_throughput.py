@@ -29,7 +29,7 @@ CAUSES = {
     "LF-121": "as LF-120",
     "LF-179": "18 % below the same run on 16 and on 64 GPUs",
     "BSZ3-029": "micro batch 4 took longer than 8 did; the authors state 40 % noise",
-    "TTC-004": "torchtitan of early 2024, before its norms and rotary embedding became faster",
+    "TTC-004": "torchtitan of early 2024; the cause is not known",
     "TTC-005": "as TTC-004",
     "TTC-027": "SimpleFSDP, slower on 64 GPUs than FSDP2 although compiled",
     "TTC-021": "probably compiled (its speed is that of the compiled rows); the row does not say",
