@@ -180,13 +180,7 @@ def predicted(layout: StateLayout) -> dict[Phase, CauseBytes]:
     """Return the highest moment of every phase of a layout."""
     moments = {
         Phase.FORWARD: (layout.forward, layout.forward_start),
-        Phase.BACKWARD: (
-            layout.backward_start,
-            layout.first_gradient,
-            layout.first_reduction,
-            layout.backward_end,
-            layout.embedding_backward,
-        ),
+        Phase.BACKWARD: layout.backward,
         Phase.OPTIMIZER_STEP: (layout.optimizer_step,),
         Phase.EVALUATION: (layout.evaluation, layout.evaluation_start),
         Phase.SAVE: (layout.save,),

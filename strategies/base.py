@@ -15,6 +15,19 @@ NOTHING = CauseBytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlockState:
+    """What lives, on top of ``resident``, while one block's backward runs."""
+
+    num_done: int
+    """Blocks whose backward is over."""
+    new_gradient: int | None = 0
+    """Bytes of the gradient that an operator has just made; 0 between two of them, None for any moment of the block."""
+    causes: CauseBytes
+    counts_new_gradient: bool = True
+    """Whether ``causes`` has the new gradient in it; else it comes on top."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateLayout:
     """Bytes of everything but activations and logits, in the steady state (from the second step on).
 
@@ -32,10 +45,8 @@ class StateLayout:
     """When backward begins: no gradient of this micro batch yet."""
     first_gradient: CauseBytes
     """When the head's gradient is there: all activations are, but most of the logits are gone."""
-    first_reduction: CauseBytes
-    """When the first full bucket is reduced: little of backward is done, but gradient buffers are there."""
-    backward_end: CauseBytes
-    """The highest moment while backward is in the blocks, the first one included: nearly all gradients exist."""
+    in_blocks: tuple[BlockState, ...]
+    """While backward is in the blocks."""
     embedding_backward: CauseBytes = NOTHING
     """After the blocks, when no activation is left: the embedding's gradient, the last reductions."""
     optimizer_step: CauseBytes
@@ -44,6 +55,12 @@ class StateLayout:
     """Like ``forward_start``."""
     save: CauseBytes = NOTHING
     """While weights are gathered for a checkpoint, tensor by tensor."""
+
+    @property
+    def backward(self) -> tuple[CauseBytes, ...]:
+        """Every moment of a backward, on top of ``resident``."""
+        in_blocks = (state.causes for state in self.in_blocks)
+        return (self.backward_start, self.first_gradient, *in_blocks, self.embedding_backward)
 
 
 class Strategy(ABC):

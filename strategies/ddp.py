@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import final
 
-from strategies.base import NOTHING, StateLayout, Strategy, largest_tensor_params
+from strategies.backward_states import growing_gradients
+from strategies.base import NOTHING, BlockState, StateLayout, Strategy, largest_tensor_params
 from strategies.estimate import CauseBytes
 from strategies.job import Job
 from strategies.memory.model_states import FP32_BYTES, Sharding
 from strategies.memory.optimizer_states import shard_state_bytes, step_copy_bytes
 from strategies.model_spec import ModelSpec
-from strategies.parameter_order import parameter_order
+from strategies.parameter_order import ParameterOrder, parameter_order
 from strategies.plan import Buckets, Plan
 from strategies.units import MIB
 
@@ -66,10 +67,8 @@ def _layout(spec: ModelSpec, job: Job, on_cpu: bool) -> StateLayout:
         forward=NOTHING,
         backward_start=NOTHING,
         first_gradient=CauseBytes(gradients=weight * order.head_elements),
-        first_reduction=CauseBytes(gradients=weight * (order.tied_elements or largest)),
-        backward_end=CauseBytes(gradients=weight * max(order.tied_elements, largest)),
-        # A tied weight's gradients as head and as embedding, and their sum, before it is added to the bucket.
-        embedding_backward=CauseBytes(gradients=weight * (3 * order.tied_elements or order.embedding_elements)),
+        in_blocks=_added_to(CauseBytes(gradients=weight * order.tied_elements), spec),
+        embedding_backward=_at_the_end(order, weight),
         optimizer_step=CauseBytes(step_temporaries=_step_bytes(spec, job, largest=largest)),
         evaluation=NOTHING,
     )
@@ -84,20 +83,33 @@ def _alone(spec: ModelSpec, job: Job, on_cpu: bool, accumulates: bool) -> StateL
     # From the second micro batch on those of the first are there, and new ones are added to them one by one.
     kept = all_gradients if accumulates else NOTHING
     made = _weights(spec, job)
-    in_blocks = params - order.embedding_elements - order.tied_elements
+    tied = CauseBytes(gradients=weight * order.tied_elements)
+    at_the_end = _at_the_end(order, weight)
     step = CauseBytes(step_temporaries=_step_bytes(spec, job, largest=largest))
     return StateLayout(
         resident=made + CauseBytes(optimizer_states=shard_state_bytes(spec, job, 1)),
         initialise=max(made, _built(spec, job, on_cpu), key=lambda causes: causes.total_bytes),
         forward=kept,
         backward_start=kept,
-        first_gradient=kept if accumulates else CauseBytes(gradients=weight * order.head_elements),
-        first_reduction=kept if accumulates else CauseBytes(gradients=weight * (order.head_elements or largest)),
-        backward_end=kept if accumulates else CauseBytes(gradients=weight * (in_blocks + order.tied_elements)),
-        embedding_backward=all_gradients,
+        first_gradient=kept + CauseBytes(gradients=weight * order.head_elements),
+        in_blocks=_added_to(kept + tied, spec) if accumulates else growing_gradients(order, weight),
+        embedding_backward=all_gradients + (at_the_end if accumulates else tied + tied),
         optimizer_step=all_gradients + step,
         evaluation=NOTHING,
     )
+
+
+def _added_to(causes: CauseBytes, spec: ModelSpec) -> tuple[BlockState, ...]:
+    """Return the states of a backward whose gradients are added to others that are there: one lives beside them."""
+    return tuple(
+        BlockState(num_done=num_done, new_gradient=None, causes=causes, counts_new_gradient=False)
+        for num_done in sorted({0, spec.num_layers - 1})
+    )
+
+
+def _at_the_end(order: ParameterOrder, weight: int) -> CauseBytes:
+    """Return the embedding's gradient: of a tied weight those as head and as embedding, and their sum."""
+    return CauseBytes(gradients=weight * (3 * order.tied_elements or order.embedding_elements))
 
 
 def _weights(spec: ModelSpec, job: Job) -> CauseBytes:

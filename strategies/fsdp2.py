@@ -8,10 +8,11 @@ root group, which stays gathered from forward to backward; gradients are reduced
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import final
 
+from strategies.backward_states import that_may_peak
 from strategies.base import NOTHING, StateLayout, Strategy
 from strategies.estimate import CauseBytes
 from strategies.fsdp2_passes import (
@@ -78,7 +79,7 @@ def _layout(
     keeps = not accumulates and not offloads
     passes = Passes(spec, formats, root=root, blocks=blocks, reshard=reshard, keeps_gradients=keeps)
     start, end = passes.forward()
-    backward_start, first_gradient, last_block, in_blocks, after_blocks = passes.backward()
+    backward_start, first_gradient, after_blocks = passes.backward()
     between = CauseBytes(gradients=formats.reduced * shard if accumulates and not offloads else 0)
     resident = CauseBytes(
         parameters=formats.shard * shard, optimizer_states=shard_state_bytes(spec, job, data_parallel_size)
@@ -106,8 +107,7 @@ def _layout(
         forward_start=between + start,
         backward_start=between + backward_start,
         first_gradient=between + first_gradient,
-        first_reduction=between + last_block,
-        backward_end=between + in_blocks,
+        in_blocks=that_may_peak(replace(state, causes=between + state.causes) for state in passes.in_blocks()),
         embedding_backward=between + after_blocks,
         optimizer_step=NOTHING if offloads else step,
         evaluation=end,

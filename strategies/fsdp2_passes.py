@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from strategies.base import BlockState
 from strategies.estimate import CauseBytes
 from strategies.job import Precision
 from strategies.memory.model_states import FP32_BYTES
 from strategies.model_spec import GroupRole, ModelSpec, ParameterTensor
-from strategies.parameter_order import parameter_order
+from strategies.parameter_order import Gradient, parameter_order
 from strategies.units import ceil_div
 
 
@@ -138,47 +139,61 @@ class Passes:
         start = max(_moment(held, self._cast(self._root)), _moment(held + blocks, cast), key=total_bytes)
         return start, _moment(held + blocks - (block if self._reshard else 0), cast)
 
-    def backward(self) -> tuple[CauseBytes, CauseBytes, CauseBytes, CauseBytes, CauseBytes]:
-        """Return the start, the head's gradient, the last block, the highest block, and what comes after the blocks."""
+    def backward(self) -> tuple[CauseBytes, CauseBytes, CauseBytes]:
+        """Return the start, the head's gradient, and what comes after the blocks."""
         formats, order = self._formats, self._order
-        held = self._gather(self._root) + (0 if self._reshard else sum(map(self._gather, self._blocks)))
+        held = self._gather(self._root)
+        blocks = 0 if self._reshard else sum(map(self._gather, self._blocks))
         loose = formats.compute * order.head_elements
         ahead = self._blocks[-1] if self._blocks and self._reshard else None
-        start = _moment(held, 0)
-        first_gradient = _moment(held, self._prefetch(ahead), loose)
-        by_block: list[CauseBytes] = []
-        shards = reduced = 0
-        for index in reversed(range(len(self._blocks))):
-            block = self._blocks[index]
-            moments = list(self._block(index, held=held, reduced=reduced, gradients=loose + shards))
-            by_block.append(max(moments, key=total_bytes))
-            held -= 0 if self._reshard else self._gather(block)
-            reduced = formats.reduced * block.gathered
-            shards += formats.reduced * block.shard if self._keeps_gradients else 0
-        after = self._after_blocks(held=held, reduced=reduced, shards=shards)
+        shards = formats.reduced * sum(block.shard for block in self._blocks) if self._keeps_gradients else 0
+        reduced = formats.reduced * self._blocks[0].gathered if self._blocks else 0
         return (
-            start,
-            first_gradient,
-            by_block[0] if by_block else start,
-            max(by_block, key=total_bytes, default=start),
-            after,
+            _moment(held + blocks, 0),
+            _moment(held + blocks, self._prefetch(ahead), loose),
+            self._after_blocks(held=held, reduced=reduced, shards=shards),
         )
 
-    def _block(self, index: int, *, held: int, reduced: int, gradients: int) -> Iterator[CauseBytes]:
+    def in_blocks(self) -> Iterator[BlockState]:
+        """Yield the states of every block's backward, the last block first."""
+        formats, last = self._formats, len(self._blocks) - 1
+        held = self._gather(self._root) + (0 if self._reshard else sum(map(self._gather, self._blocks)))
+        gradients, reduced = formats.compute * self._order.head_elements, 0
+        for index in reversed(range(len(self._blocks))):
+            block = self._blocks[index]
+            for new_gradient, causes in self._block(index, held=held, reduced=reduced, gradients=gradients):
+                yield BlockState(num_done=last - index, new_gradient=new_gradient, causes=causes)
+            held -= 0 if self._reshard else self._gather(block)
+            reduced = formats.reduced * block.gathered
+            gradients += formats.reduced * block.shard if self._keeps_gradients else 0
+
+    def _block(self, index: int, *, held: int, reduced: int, gradients: int) -> Iterator[tuple[int, CauseBytes]]:
+        """Yield the bytes of the newest gradient, and what lives then."""
         formats, block = self._formats, self._blocks[index]
         before = self._blocks[index - 1] if index and self._reshard else None
         gather = self._gather(block)
         if self._reshard:
-            yield _moment(held + gather, reduced + (0 if self._is_alone else gather), gradients)
+            yield 0, _moment(held + gather, reduced + (0 if self._is_alone else gather), gradients)
             held += gather
-        own = formats.compute * block.elements
-        yield _moment(held, reduced + self._prefetch(before), gradients)
+        yield 0, _moment(held, reduced + self._prefetch(before), gradients)
         ahead = self._gather(before) if before and not self._is_alone else 0
-        yield _moment(held, reduced + ahead, gradients + own)
+        own = newest = 0
+        for gradient in self._of_block(index):
+            newest = formats.compute * gradient.size
+            own += newest
+            yield newest, _moment(held, reduced + ahead, gradients + own)
+        yield 0, _moment(held, reduced + ahead, gradients + own)
         held -= gather
         new = formats.reduced * block.gathered
-        yield _moment(held, new + ahead, gradients + own)
-        yield _moment(held, new + ahead, gradients + formats.compute * block.last + formats.reduced * block.shard)
+        # Reduced when the block is over, soon after its last matrix.
+        yield newest, _moment(held, new + ahead, gradients + own)
+        last = formats.compute * block.last + formats.reduced * block.shard
+        yield newest, _moment(held, new + ahead, gradients + last)
+
+    def _of_block(self, index: int) -> Iterator[Gradient]:
+        num_done = len(self._blocks) - 1 - index
+        found = (each for each in self._order.backward if each.num_done == num_done and not each.is_embedding)
+        return (each for each in found if each.is_in_block)
 
     def _after_blocks(self, *, held: int, reduced: int, shards: int) -> CauseBytes:
         """Return the highest moment of the root's own gradients: as they come, and as they are reduced."""

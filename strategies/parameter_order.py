@@ -32,6 +32,11 @@ class Gradient:
     """Index of its optimizer group."""
     index: int
     """Position in that group."""
+    num_done: int
+    """Blocks whose backward is over when this gradient comes."""
+    is_in_block: bool
+    is_embedding: bool
+    """Whether it comes when no activation is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +46,8 @@ class ParameterOrder:
     groups: tuple[OptimizerGroup, ...]
     backward: tuple[Gradient, ...]
     """Last tensor first. Inside a block the order of names differs from that of use; it decides little."""
-    num_embedding_tensors: int
-    """The last gradients of backward, when no activation is left."""
     embedding_elements: int
-    """Of the largest of those."""
+    """Of the largest tensor of the embedding."""
     tied_elements: int
     """Of the weight that is embedding and head: its gradient as a head waits for that as an embedding; 0 untied."""
     head_elements: int
@@ -59,10 +62,13 @@ def parameter_order(spec: ModelSpec) -> ParameterOrder:
     """
     sizes: tuple[list[int], list[int]] = ([], [])
     gradients = []
-    for name, shape in spec.parameters():
+    blocks = blocks_of_tensors(spec)
+    last = spec.num_layers - 1
+    num_embedding = sum(len(group.tensors) for group in spec.groups if group.role is GroupRole.EMBEDDING)
+    for block, (name, shape) in zip(blocks, spec.parameters(), strict=True):
         size = prod(shape)
         group = 1 if len(shape) < 2 or "bias" in name.rpartition(".")[2] else 0
-        gradients.append((size, group, len(sizes[group])))
+        gradients.append((size, group, len(sizes[group]), block))
         sizes[group].append(size)
     # An empty group does not exist for the optimizer.
     present = [group for group in (0, 1) if sizes[group]]
@@ -73,9 +79,16 @@ def parameter_order(spec: ModelSpec) -> ParameterOrder:
             for group in present
         ),
         backward=tuple(
-            Gradient(size=size, group=present.index(group), index=index) for size, group, index in reversed(gradients)
+            Gradient(
+                size=size,
+                group=present.index(group),
+                index=index,
+                num_done=min(max(last - block, 0), last),
+                is_in_block=0 <= block <= last,
+                is_embedding=position < num_embedding,
+            )
+            for position, (size, group, index, block) in reversed(list(enumerate(gradients)))
         ),
-        num_embedding_tensors=sum(len(group.tensors) for group in spec.groups if group.role is GroupRole.EMBEDDING),
         embedding_elements=max(
             (
                 tensor.num_params

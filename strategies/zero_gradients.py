@@ -52,15 +52,25 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlockMoment:
+    """A moment while one block's backward runs."""
+
+    num_done: int
+    """Blocks whose backward is over."""
+    new_gradient: int
+    """Elements of the gradient that has just been made; 0 between two of them."""
+    moment: Moment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GradientElements:
     """Elements in the format of the weights at the moments of a backward pass, for the rank that holds most."""
 
     between: Moment
     """While a forward runs after an earlier micro batch."""
     first_gradient: Moment
-    first_reduction: Moment
-    in_blocks: Moment
-    """The highest until the blocks are done."""
+    in_blocks: tuple[BlockMoment, ...]
+    """Of every rank that may hold most."""
     after_blocks: Moment
     """The highest from the embedding's gradient on."""
 
@@ -103,8 +113,7 @@ def gradient_elements(spec: ModelSpec, reduction: Reduction) -> GradientElements
     return GradientElements(
         between=max((walk.between for walk in walks), key=lambda moment: moment.total),
         first_gradient=max((walk.first_gradient for walk in walks), key=lambda moment: moment.total),
-        first_reduction=max((walk.first_reduction for walk in walks), key=lambda moment: moment.total),
-        in_blocks=max((walk.in_blocks for walk in walks), key=lambda moment: moment.total),
+        in_blocks=tuple(each for walk in walks for each in walk.in_blocks),
         after_blocks=max((walk.after_blocks for walk in walks), key=lambda moment: moment.total),
     )
 
@@ -124,31 +133,45 @@ class _Walk:
         self._partition = 0
         self._in_bucket: list[Gradient] = []
         self._bucket_elements = 0
-        self._moments: list[Moment] = []
+        self._in_blocks: dict[tuple[int, int], Moment] = {}
         self._after_blocks: list[Moment] = []
+        self._num_done = self._new_gradient = 0
         self._is_after_blocks = False
-        self._first_reduction: Moment | None = None
 
     def result(self) -> GradientElements:
         between = Moment(gradients=self._fixed, buckets=self._buckets if self._buckets_stay() else 0)
-        first = Moment(gradients=self._fixed + self._order.head_elements, buckets=self._buckets)
+        # A tied head's gradient waits for the embedding's: nothing has come to the buckets yet.
+        has_buckets = self._buckets_stay() or not self._order.tied_elements
+        first = Moment(gradients=self._fixed + self._order.head_elements, buckets=self._buckets if has_buckets else 0)
         if self._buckets_stay():
-            # A micro batch that is not the last adds to the gradients where they are.
-            added = max(max(gradient.size for gradient in self._order.backward), 3 * self._order.tied_elements)
-            self._note_added(added - self._loose)
+            self._added_in_place()
         if self._reduction.in_backward:
             self._reduced_as_they_come()
         else:
             self._reduced_at_the_end()
         self._reduce_bucket()
-        in_blocks = max(self._moments, key=lambda moment: moment.total)
         return GradientElements(
             between=between,
             first_gradient=first,
-            first_reduction=self._first_reduction or in_blocks,
-            in_blocks=in_blocks,
+            in_blocks=tuple(
+                BlockMoment(num_done=num_done, new_gradient=new_gradient, moment=moment)
+                for (num_done, new_gradient), moment in self._in_blocks.items()
+            ),
             after_blocks=max(self._after_blocks, key=lambda moment: moment.total, default=between),
         )
+
+    def _added_in_place(self) -> None:
+        """A micro batch that is not the last adds to the gradients where they are."""
+        for gradient in self._order.backward:
+            self._arrive(gradient)
+            tied = self._order.tied_elements if gradient is self._order.backward[-1] else 0
+            self._note_added(gradient.size + tied)
+        self._is_after_blocks = False
+
+    def _arrive(self, gradient: Gradient) -> None:
+        """What is noted from now on is at the moment of this gradient."""
+        self._num_done, self._new_gradient = gradient.num_done, gradient.size
+        self._is_after_blocks = gradient.is_embedding
 
     def _kept_between(self) -> int:
         """Return what earlier micro batches leave: stage 1 every gradient, stage 2 those of the tensors it touches."""
@@ -163,9 +186,8 @@ class _Walk:
 
     def _reduced_as_they_come(self) -> None:
         in_place = self._buckets_stay()  # stage 1 has added earlier micro batches up in the gradient itself
-        first_embedding = len(self._order.backward) - self._order.num_embedding_tensors
-        for position, gradient in enumerate(self._order.backward):
-            self._is_after_blocks = position >= first_embedding
+        for gradient in self._order.backward:
+            self._arrive(gradient)
             tied = self._order.tied_elements if gradient is self._order.backward[-1] else 0
             self._loose += gradient.size + tied
             self._note()
@@ -173,14 +195,22 @@ class _Walk:
             self._make_room(gradient)
             self._put_in_bucket(gradient, in_place=in_place)
             self._loose -= tied
+            self._new_gradient = 0
+            self._note()
 
     def _reduced_at_the_end(self) -> None:
         """Stage 1 without overlap: all gradients are there, and go through the bucket group by group."""
-        self._fixed, self._loose = 0, sum(gradient.size for gradient in self._order.backward)
-        last = self._order.backward[-1].size if self._reduction.accumulates else 0
-        self._note()
+        accumulates, self._fixed = self._reduction.accumulates, 0
+        self._loose += sum(gradient.size for gradient in self._order.backward) if accumulates else 0
+        for gradient in self._order.backward:
+            self._arrive(gradient)
+            tied = self._order.tied_elements if gradient is self._order.backward[-1] else 0
+            self._note_added(gradient.size + tied)
+            self._loose += 0 if accumulates else gradient.size
+            self._new_gradient = 0
+            self._note()
+        self._loose -= self._order.tied_elements
         self._is_after_blocks = True
-        self._note_added(last + 2 * self._order.tied_elements)
         for gradient in sorted(self._order.backward, key=lambda each: (each.group, each.index)):
             self._make_room(gradient)
             self._put_in_bucket(gradient, in_place=False)
@@ -220,8 +250,6 @@ class _Walk:
             # Stage 1 keeps the gradients of tensors larger than the bucket until the step.
             if is_loose and (is_kept or self._reduction.is_stage_2):
                 self._leave(gradient, in_place=self._buckets_stay() and self._reduction.in_backward)
-        if self._first_reduction is None and not self._is_after_blocks:
-            self._first_reduction = max(self._moments, key=lambda moment: moment.total)
         self._in_bucket, self._bucket_elements = [], 0
 
     def _largest_copy(self) -> int:
@@ -273,5 +301,11 @@ class _Walk:
         self._loose -= elements
 
     def _note(self, copy: int = 0) -> None:
-        moments = self._after_blocks if self._is_after_blocks else self._moments
-        moments.append(Moment(gradients=self._fixed + self._loose + self._partition, buckets=self._buckets + copy))
+        moment = Moment(gradients=self._fixed + self._loose + self._partition, buckets=self._buckets + copy)
+        if self._is_after_blocks:
+            self._after_blocks.append(moment)
+            return
+        key = (self._num_done, self._new_gradient)
+        before = self._in_blocks.get(key)
+        if before is None or moment.total > before.total:
+            self._in_blocks[key] = moment

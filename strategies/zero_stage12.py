@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 
-from strategies.base import StateLayout
+from strategies.backward_states import that_may_peak
+from strategies.base import BlockState, StateLayout
 from strategies.estimate import CauseBytes
 from strategies.job import Job
 from strategies.memory.optimizer_states import flat_state_bytes, master_element_bytes, step_copy_bytes
@@ -77,8 +78,14 @@ def _layout(
         forward=between,
         backward_start=between,
         first_gradient=_moment_bytes(elements.first_gradient, weight),
-        first_reduction=_moment_bytes(elements.first_reduction, weight),
-        backward_end=_moment_bytes(elements.in_blocks, weight),
+        in_blocks=that_may_peak(
+            BlockState(
+                num_done=each.num_done,
+                new_gradient=weight * each.new_gradient,
+                causes=_moment_bytes(each.moment, weight),
+            )
+            for each in elements.in_blocks
+        ),
         embedding_backward=_moment_bytes(elements.after_blocks, weight),
         optimizer_step=CauseBytes()
         if offloads

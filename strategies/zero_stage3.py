@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from strategies.base import StateLayout
+from strategies.base import BlockState, StateLayout
 from strategies.estimate import CauseBytes
 from strategies.job import Job
 from strategies.memory.optimizer_states import flat_state_bytes, master_element_bytes, step_copy_bytes
@@ -92,8 +92,10 @@ def _layout(
         forward_start=at(elements.forward_start),
         backward_start=at(elements.backward_start),
         first_gradient=at(elements.first_gradient),
-        first_reduction=at(elements.first_block),
-        backward_end=at(elements.in_blocks),
+        in_blocks=(
+            BlockState(num_done=0, new_gradient=None, causes=at(elements.first_block)),
+            BlockState(num_done=spec.num_layers - 1, new_gradient=None, causes=at(elements.in_blocks)),
+        ),
         embedding_backward=at(elements.after_blocks),
         optimizer_step=persistent
         if offload.optimizer

@@ -6,7 +6,7 @@ at the shapes traced; see ``docs/memory.md``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -184,6 +184,7 @@ class _Evaluation:
         evaluation_base = evaluation.plus(self._base("evaluation_base"))
         forward, again = self._in_blocks("forward"), self._in_blocks("evaluation")
         bottom = [(block, level) for block in self.blocks for level in block.forms.bottom]
+        without_tied = kept.plus(self._base("backward_base", _without_tied_gradient))
         found: dict[Stretch, Iterable[Bytes]] = {
             Stretch.KEPT: (kept,),
             Stretch.FIRST_BLOCK_IN_FORWARD: forward,
@@ -192,16 +193,20 @@ class _Evaluation:
                 *(level.plus(in_forward) for level in forward),
             ),
             Stretch.BEFORE_FIRST_GRADIENT: self._on(backward_base, self.head.before_gradient),
-            Stretch.AFTER_FIRST_GRADIENT: (backward_base, *self._on(backward_base, self.head.after_gradient)),
+            Stretch.AFTER_FIRST_GRADIENT: (without_tied, *self._on(without_tied, self.head.after_gradient)),
             Stretch.LAST_BLOCK: (
-                self._bytes(level).plus(kept).plus(block.above, times=-1)
+                self._bytes(_without_tied_gradient(level)).plus(kept).plus(block.above, times=-1)
                 for block in self.blocks
                 for level in block.forms.top
             ),
             Stretch.FIRST_BLOCK: (
-                self._bytes(level).plus(block.below) for block, level in bottom if not _is_embedding(level)
+                self._bytes(_without_tied_gradient(level)).plus(block.below)
+                for block, level in bottom
+                if not _is_embedding(level)
             ),
-            Stretch.EMBEDDING: (self._bytes(level) for _, level in bottom if _is_embedding(level)),
+            Stretch.EMBEDDING: (
+                self._bytes(_without_tied_gradient(level)) for _, level in bottom if _is_embedding(level)
+            ),
             Stretch.BLOCK_IN_EVALUATION: again,
             Stretch.EVALUATION: (
                 *self._on(evaluation_base, self.head.evaluation),
@@ -240,8 +245,9 @@ class _Evaluation:
             total = total.plus(self._bytes(getattr(block.forms, name)), times=block.number)
         return total
 
-    def _base(self, name: str) -> Bytes:
-        return max((self._bytes(getattr(block.forms, name)) for block in self.blocks), key=lambda base: base.total)
+    def _base(self, name: str, change: Callable[[Level], Level] = lambda level: level) -> Bytes:
+        bases = (self._bytes(change(getattr(block.forms, name))) for block in self.blocks)
+        return max(bases, key=lambda base: base.total)
 
     def _on(self, base: Bytes, levels: Sequence[Level]) -> Iterator[Bytes]:
         return (base.plus(self._bytes(level)) for level in levels)
@@ -262,5 +268,19 @@ class _Evaluation:
         return known
 
 
+_VOCABULARY_MATRIX = "V*h"
+
+
 def _is_embedding(level: Level) -> bool:
-    return "V*h" in level.get("gradients", {})
+    return _VOCABULARY_MATRIX in level.get("gradients", {})
+
+
+def _without_tied_gradient(level: Level) -> Level:
+    """Return a level of backward's blocks without the gradient of a tied head that waits there: layouts count it.
+
+    Nothing else of that size lives then, and forms have it where the traced model was tied.
+    """
+    activations = level.get("activations", {})
+    if _VOCABULARY_MATRIX not in activations:
+        return level
+    return {**level, "activations": {name: each for name, each in activations.items() if name != _VOCABULARY_MATRIX}}

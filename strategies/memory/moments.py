@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
+from math import log
 from typing import NamedTuple
 
-from strategies.base import StateLayout
+from strategies.base import BlockState, StateLayout
 from strategies.estimate import CauseBytes, Phase, PhaseBytes
 from strategies.job import Job, LossImplementation, Precision
-from strategies.memory.activations import Bytes, Levels, Setting, Stretch, activation_levels
-from strategies.model_spec import GroupRole, ModelSpec
+from strategies.memory.activations import Affine, Bytes, Levels, Setting, Stretch, activation_levels
+from strategies.model_spec import ModelSpec
 from strategies.plan import Plan, StrategyName
 
 TOKEN_BYTES = 16
 """Token ids and labels, int64, in the device's memory while a micro batch is."""
+SMALL_GRADIENT = 8
+"""A gradient so many times smaller than any of a moment's is that of no matrix."""
 
 
 def step_phases(
@@ -31,8 +34,6 @@ def step_phases(
         spec,
         setting_of(job, plan, on_cpu=on_cpu),
         layout,
-        plan.strategy,
-        plan.buckets.reduce_bucket_size,
         size if job.loss is LossImplementation.FUSED else 1,
     )
     tokens = TOKEN_BYTES * size * job.seq_len
@@ -111,55 +112,87 @@ def _moments(
     spec: ModelSpec,
     setting: Setting,
     layout: StateLayout,
-    strategy: StrategyName,
-    reduce_bucket_size: int,
     micro_batch_size: int,
 ) -> _Moments:
     levels = activation_levels(spec, setting, micro_batch_size=micro_batch_size)
-    have_place = (layout.resident + layout.backward_start).gradients > 0
-    of_layout = _OfLayout(layout, levels, is_ddp=strategy is StrategyName.DDP and have_place)
-    first_gradient = layout.first_gradient
+    of_layout = _OfLayout(layout, levels, spec.num_layers)
     backward = [
         *of_layout.moments(layout.backward_start, Stretch.BEFORE_FIRST_GRADIENT),
-        *of_layout.moments(first_gradient, Stretch.AFTER_FIRST_GRADIENT),
-        *of_layout.moments(first_gradient, Stretch.LAST_BLOCK),
-        *of_layout.moments(layout.backward_end, Stretch.FIRST_BLOCK),
+        *of_layout.moments(layout.first_gradient, Stretch.AFTER_FIRST_GRADIENT),
+        *(moment for state in layout.in_blocks for moment in of_layout.of_block(state)),
         *of_layout.moments(layout.embedding_backward, Stretch.EMBEDDING),
-        *of_layout.moments(layout.first_reduction, Stretch.FIRST_BLOCK),
     ]
-    # FSDP2 reduces block by block: its layout means the last block itself.
-    done = 0 if strategy is StrategyName.FSDP2 else _blocks_in_bucket(spec, reduce_bucket_size)
-    backward += of_layout.moments(layout.first_reduction, Stretch.LAST_BLOCK, done=done / spec.num_layers)
     return _Moments(
-        forward=[
+        forward=_that_may_be_highest(
             *of_layout.moments(layout.forward, Stretch.FORWARD),
             *of_layout.moments(layout.forward_start, Stretch.FIRST_BLOCK_IN_FORWARD),
-        ],
-        backward=backward,
-        evaluation=[
+        ),
+        backward=_that_may_be_highest(*backward),
+        evaluation=_that_may_be_highest(
             *of_layout.moments(layout.evaluation, Stretch.EVALUATION),
             *of_layout.moments(layout.evaluation_start, Stretch.BLOCK_IN_EVALUATION),
-        ],
+        ),
         optimizer_step=PhaseBytes(phase=Phase.OPTIMIZER_STEP, causes=layout.resident + layout.optimizer_step),
         save=PhaseBytes(phase=Phase.SAVE, causes=layout.resident + layout.save),
     )
 
 
+def _that_may_be_highest(*moments: _Moment) -> list[_Moment]:
+    """Return the moments that are the highest for some number of samples, those that grow least first."""
+    found: list[_Moment] = []
+    for moment in sorted(moments, key=lambda each: (each.total_per_sample, each.total)):
+        while found and (
+            found[-1].total <= moment.total
+            or (len(found) > 1 and _samples_to_overtake(found[-2], moment) <= _samples_to_overtake(*found[-2:]))
+        ):
+            found.pop()
+        found.append(moment)
+    return found
+
+
+def _samples_to_overtake(one: _Moment, steeper: _Moment) -> float:
+    return (one.total - steeper.total) / (steeper.total_per_sample - one.total_per_sample)
+
+
 class _OfLayout:
     """Puts the moments of activations beside the states of a layout."""
 
-    def __init__(self, layout: StateLayout, levels: Levels, *, is_ddp: bool) -> None:
-        self.layout, self.levels, self.is_ddp = layout, levels, is_ddp
-        self.in_backward = (layout.first_gradient, layout.first_reduction, layout.backward_end)
+    def __init__(self, layout: StateLayout, levels: Levels, num_layers: int) -> None:
+        self.resident, self.levels, self.num_layers = layout.resident, levels, num_layers
         (self.kept,) = levels[Stretch.KEPT]
 
-    def moments(self, state: CauseBytes, stretch: Stretch, *, done: float = 0.0) -> Iterator[_Moment]:
-        """Yield the moments of a stretch; ``done``: share of the blocks whose activations are gone by then."""
-        states = self.layout.resident + self._without_new_gradients(state)
+    def moments(self, state: CauseBytes, stretch: Stretch) -> Iterator[_Moment]:
+        """Yield the moments of a stretch."""
+        return self._on(
+            state,
+            (
+                (level.parts._replace(gradients=0), level.parts_per_sample._replace(gradients=0))
+                for level in self.levels[stretch]
+            ),
+        )
+
+    def of_block(self, state: BlockState) -> Iterator[_Moment]:
+        """Yield the moments of one block's backward, when those done have given back what they kept."""
+        is_first = state.num_done == self.num_layers - 1
+        stretch = Stretch.FIRST_BLOCK if is_first and self.num_layers > 1 else Stretch.LAST_BLOCK
+        gone = 0.0 if is_first else state.num_done / self.num_layers
+        levels = _beside_gradient(self.levels[stretch], state.new_gradient)
+        keeps = not state.counts_new_gradient
+        return self._on(
+            state.causes,
+            (
+                (
+                    _left(level.parts, self.kept.parts, gone=gone, keeps_gradients=keeps),
+                    _left(level.parts_per_sample, self.kept.parts_per_sample, gone=gone, keeps_gradients=keeps),
+                )
+                for level in levels
+            ),
+        )
+
+    def _on(self, state: CauseBytes, levels: Iterable[tuple[Bytes, Bytes]]) -> Iterator[_Moment]:
+        states = self.resident + state
         total, causes = states.total_bytes, asdict(states)
-        for level in self.levels[stretch]:
-            beside = self._beside(level.parts, self.kept.parts, done)
-            per_sample = self._beside(level.parts_per_sample, self.kept.parts_per_sample, done)
+        for beside, per_sample in levels:
             yield _Moment(
                 total + beside.total + beside.gradients,
                 per_sample.total + per_sample.gradients,
@@ -168,20 +201,23 @@ class _OfLayout:
                 per_sample,
             )
 
-    def _without_new_gradients(self, state: CauseBytes) -> CauseBytes:
-        """Return DDP's states as backward starts: gradients have their place in buckets from the first step on."""
-        return self.layout.backward_start if self.is_ddp and state in self.in_backward else state
 
-    def _beside(self, bytes_then: Bytes, kept: Bytes, done: float) -> Bytes:
-        """Return what lives beside the states. Under DDP a new gradient lives beside the bucket that it is added to;
-        the other layouts count it themselves."""
-        left = bytes_then.plus(Bytes(*(round(min(done, 1.0) * part) for part in kept)), times=-1)
-        return left if self.is_ddp else Bytes(left.activations, left.recomputed_block, left.logits)
+def _beside_gradient(levels: Sequence[Affine], new_gradient: int | None) -> Sequence[Affine]:
+    """Return the moments of a block at which a gradient of so many bytes has just been made.
+
+    Small ones, of norms and biases, have no moment of their own: they come between those of matrices.
+    """
+    between = [level for level in levels if not level.gradients]
+    with_one = [level for level in levels if level.gradients]
+    if new_gradient is None or not with_one or not between:
+        return levels
+    if new_gradient * SMALL_GRADIENT < min(level.gradients for level in with_one):
+        return between
+    nearest = min(with_one, key=lambda level: abs(log(level.gradients / new_gradient)))
+    return [level for level in with_one if level.gradients == nearest.gradients]
 
 
-@lru_cache(maxsize=1024)
-def _blocks_in_bucket(spec: ModelSpec, bucket_elements: int) -> int:
-    """Return how many blocks' gradients fill a bucket, rounded down."""
-    blocks = [group for group in spec.groups if group.role is GroupRole.BLOCK]
-    num_params, number = sum(group.num_params for group in blocks), sum(group.num_copies for group in blocks)
-    return bucket_elements * number // num_params if num_params else 0
+def _left(bytes_then: Bytes, kept: Bytes, *, gone: float, keeps_gradients: bool) -> Bytes:
+    """Return what lives beside the states when a share of what all blocks keep is gone."""
+    left = bytes_then.plus(Bytes(*(round(gone * part) for part in kept)), times=-1)
+    return left if keeps_gradients else left._replace(gradients=0)

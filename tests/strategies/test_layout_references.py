@@ -76,16 +76,7 @@ def test_layout_matches_deepspeed_on_cpu(row: dict[str, str], spec: ModelSpec) -
     layout = STRATEGIES[strategy].layout(spec, job=job, plan=plan, data_parallel_size=ranks, on_cpu=True)
     resident = layout.resident.total_bytes
     forward = resident + max(layout.forward.total_bytes, layout.forward_start.total_bytes)
-    backward = resident + max(
-        moment.total_bytes
-        for moment in (
-            layout.backward_start,
-            layout.first_gradient,
-            layout.first_reduction,
-            layout.backward_end,
-            layout.embedding_backward,
-        )
-    )
+    backward = resident + max(moment.total_bytes for moment in layout.backward)
     measured_forward, measured_backward = float(row["forward_peak"]), float(row["backward_peak"])
     tokens = EIGHT_TOKENS * (2 if job.precision is Precision.FP32 else 1)
     # Under stage 2 ranks keep whole gradients of the tensors that they have a part of: another rank than the measured

@@ -8,7 +8,7 @@ import pytest
 
 from scaling.trace import profile
 from scaling.trace.training import trace_training
-from strategies.base import StateLayout
+from strategies.base import BlockState, StateLayout
 from strategies.cluster import CPU_NAME, Gpu
 from strategies.decision import Decision
 from strategies.estimate import CauseBytes, Phase
@@ -66,7 +66,7 @@ def test_states_of_a_layout_count_at_their_own_moment() -> None:
         StrategyName.ZERO2, checkpointing=ActivationCheckpointing.NONE, gpu=CUDA, gpus=2, seq_len=128
     )
     layout = layout_of(decision)
-    heavy = replace(layout, backward_end=CauseBytes(gradients=GIB))
+    heavy = replace(layout, in_blocks=(BlockState(num_done=0, causes=CauseBytes(gradients=GIB)),))
     before, after = (
         {phase.phase: phase for phase in step_phases(SPEC, each, job=decision.job, plan=decision.plan)}
         for each in (layout, heavy)
