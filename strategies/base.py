@@ -56,6 +56,10 @@ class StateLayout:
     save: CauseBytes = NOTHING
     """While weights are gathered for a checkpoint, tensor by tensor."""
 
+    def __hash__(self) -> int:
+        """Of a few fields: layouts are looked up for every estimate."""
+        return hash((self.resident.total_bytes, self.forward.total_bytes, self.optimizer_step.total_bytes))
+
     @property
     def backward(self) -> tuple[CauseBytes, ...]:
         """Every moment of a backward, on top of ``resident``."""
