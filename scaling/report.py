@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ def print_estimate(candidate: Candidate, question: Question, console: Console) -
         f"[bold]{escape(question.model)}[/bold]: {question.spec.num_params:,} parameters on {cluster.gpus} x "
         f"{cluster.gpu.name} ({format_bytes(usable)} each), {job.precision}, sequence {job.seq_len}",
         f"[bold green]Plan[/bold green]: {describe_plan(candidate.plan)}",
-        _headline(estimate, usable_bytes=usable),
+        *_headlines(estimate, usable_bytes=usable),
         f"[bold]{verdict}[/bold]",
     ]
     _print_lines(console, lines)
@@ -48,7 +48,7 @@ def print_decision(decision: Decision, console: Console) -> None:
         f"[bold]{escape(decision.model)}[/bold]: {decision.num_params:,} parameters on {gpus}, {job.precision}, "
         f"sequence {job.seq_len}, global batch {job.global_batch_size}",
         f"[bold green]Plan[/bold green]: {describe_plan(plan)}",
-        _headline(decision.estimate, usable_bytes=cluster.gpu.memory_bytes),
+        *_headlines(decision.estimate, usable_bytes=cluster.gpu.memory_bytes),
     ]
     _print_lines(console, lines)
     console.print(memory_table(decision.estimate.memory))
@@ -62,12 +62,23 @@ def _print_lines(console: Console, lines: list[str]) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def _headline(estimate: Estimate, *, usable_bytes: int) -> str:
-    return (
+def _headlines(estimate: Estimate, *, usable_bytes: int) -> Iterator[str]:
+    """Yield what a GPU and its node need."""
+    yield (
         f"Predicted peak per GPU: {format_bytes(estimate.peak_allocated_bytes)} allocated in "
-        f"{estimate.memory.peak.phase.replace('_', ' ')}, {format_bytes(estimate.device_bytes)} reserved "
-        f"with context, of {format_bytes(usable_bytes)} ({estimate.level} level)"
+        f"{estimate.memory.peak.phase.replace('_', ' ')}; needs {format_bytes(estimate.device_bytes)} of "
+        f"{format_bytes(usable_bytes)} ({estimate.level} level)"
     )
+    if estimate.context_bytes:  # a GPU
+        yield (
+            f"  with {format_bytes(estimate.context_bytes)} of device context; the allocator reserves "
+            f"{format_bytes(estimate.peak_reserved_bytes)} where there is room"
+        )
+    if estimate.interval is not None:
+        low, high = format_bytes(estimate.interval.low_bytes), format_bytes(estimate.interval.high_bytes)
+        yield f"  90 % interval of the measured peak, from recorded errors: {low} to {high}"
+    if estimate.host is not None and estimate.context_bytes:
+        yield f"Host memory per node: {format_bytes(estimate.host.peak.total_bytes)} at its highest moment"
 
 
 PHASE_LABELS = {
