@@ -1,11 +1,11 @@
 """Instant predictions beside the real engines on CPU: five models under every strategy.
 
-Method: the trainer itself runs two optimizer steps, an evaluation and the gathering of a save on random tokens, as one of
-N simulated ranks (equal to real ranks to the byte: results/simulated_ranks.md), and a few times on real gloo ranks. Under
-ZeRO 1 and 2, where the cut of the partitions decides who holds most, the first rank, the last and the one whose partition
-touches most are simulated. The storage meter's highest moment of every phase, on the rank with the highest peak, is
-compared with the closed forms. The models are small, so that buffers, tables and temporaries that large models hide
-carry weight.
+Method: the trainer itself runs two optimizer steps, an evaluation and the gathering of a save on random tokens, as one
+of N simulated ranks (equal to real ranks to the byte: results/simulated_ranks.md), and a few times on real gloo ranks.
+Under ZeRO 1 and 2, where the cut of the partitions decides who holds most, the first rank, the last and the one whose
+partition touches most are simulated. The storage meter's highest moment of every phase, on the rank with the highest
+peak, is compared with the closed forms. The models are small, so that buffers, tables and temporaries that large models
+hide carry weight.
 
 Usage: ``python -m benchmarks.memory_accuracy [MODEL ...]``; writes ``benchmarks/results/memory_accuracy.json``, ``.md``
 and ``.png``; exit code 1 if the median error exceeds 1 %, one exceeds 4 %, or one prediction is over 2 % too low.
@@ -37,7 +37,7 @@ from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing, Buckets, OffloadDevice, Plan, StrategyName
 from strategies.registry import STRATEGIES
 from strategies.units import GIB, MIB
-from strategies.zero_gradients import ranks_that_may_hold_most
+from strategies.zero_partitions import ranks_that_may_hold_most
 
 MODELS = Path(__file__).parent / "models"
 RESULTS = Path(__file__).parent / "results"

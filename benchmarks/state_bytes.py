@@ -31,7 +31,7 @@ from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing, Buckets, OffloadDevice, Plan, StrategyName
 from strategies.registry import STRATEGIES
 from strategies.units import GIB
-from strategies.zero_gradients import ranks_that_may_hold_most
+from strategies.zero_partitions import ranks_that_may_hold_most
 
 RESULTS = Path(__file__).parent / "results"
 SEQ_LEN = 2

@@ -11,10 +11,12 @@ STRETCHES = (
     "evaluation_start",
     "backward_start",
     "first_gradient",
-    "first_block",
-    "in_blocks",
     "after_blocks",
 )
+
+
+IN_BLOCKS = "in_blocks"
+"""The stretch that is told apart by block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,17 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlockMoment:
+    """A moment while one block's backward runs, the highest beside one gradient."""
+
+    num_done: int
+    """Blocks whose backward is over."""
+    new_gradient: int
+    """Elements of the gradient that has just been made; 0 between two of them."""
+    moment: Moment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatheredElements:
     """The highest moments of a forward and a backward; persistent weights are not among them."""
 
@@ -57,6 +70,5 @@ class GatheredElements:
     evaluation: Moment
     evaluation_start: Moment
     """The same without gradients, for which nothing is kept."""
-    first_block: Moment
-    in_blocks: Moment
+    in_blocks: tuple[BlockMoment, ...]
     after_blocks: Moment

@@ -8,17 +8,16 @@ the second step on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
 
 from strategies.model_spec import ModelSpec
 from strategies.parameter_order import tensor_sizes
 from strategies.plan import Buckets
 from strategies.units import round_up
-from strategies.zero_gathered import STRETCHES, GatheredElements, Moment, Stage3Offload
-from strategies.zero_modules import STACKED_DIMENSIONS, ModuleStep, module_steps
+from strategies.zero_gathered import IN_BLOCKS, STRETCHES, BlockMoment, GatheredElements, Moment, Stage3Offload
+from strategies.zero_modules import STACKED_DIMENSIONS, ModuleStep
+from strategies.zero_uses import uses_of
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,8 +74,7 @@ class _Walk:
         checkpoint_every: int,
         offload: Stage3Offload,
     ) -> None:
-        self._size, self._buckets, self._checkpoint_every = data_parallel_size, buckets, checkpoint_every
-        self._offload = offload
+        self._size, self._buckets, self._offload = data_parallel_size, buckets, offload
         self._after_forward = Moment(gathered=0)
         limit = buckets.stage3_param_persistence_threshold
         self._weights = [
@@ -90,64 +88,42 @@ class _Walk:
             for size, (_, shape) in zip(tensor_sizes(spec), spec.parameters(), strict=True)
         ]
         self._tied = self._weights[0].elements if spec.tied_embeddings else 0
-        forward = module_steps(spec)
-        self._num_blocks = max(step.block for step in forward)
-        self._num_forward = len(forward)
-        self._steps = (*forward, *self._backward_steps(forward))
-        self._plan_uses()
+        self._uses = uses_of(spec, checkpoint_every)
+        self._num_blocks, self._num_forward = self._uses.num_blocks, self._uses.num_forward
+        self._queue = deque((index, number) for number, step in enumerate(self._uses.steps) for index in step.weights)
         self._step = self._num_available = self._held = self._flat = self._kept = 0
         self._bucket: list[_Weight] = []
         self._bucket_elements = self._loose = 0
         self._moments: dict[str, Moment] = {}
+        self._in_blocks: dict[tuple[int, int], Moment] = {}
         self._stretch = ""
-
-    def _backward_steps(self, forward: Sequence[ModuleStep]) -> Iterator[ModuleStep]:
-        for block, steps in groupby(reversed(forward), key=lambda step: step.block):
-            backward = [replace(step, is_backward=True) for step in steps]
-            if self._is_checkpointed(block):
-                yield from (replace(step, is_backward=False) for step in reversed(backward))
-            yield from backward
-
-    def _is_checkpointed(self, block: int) -> bool:
-        return bool(self._checkpoint_every) and 0 <= block < self._num_blocks and block % self._checkpoint_every == 0
-
-    def _plan_uses(self) -> None:
-        """Note when each weight is used again, and how many elements lie between two steps."""
-        self._queue = deque((index, number) for number, step in enumerate(self._steps) for index in step.weights)
-        self._traversed, self._traversed_deep = [0], [0]
-        for step in self._steps:
-            elements = sum(self._weights[index].elements for index in step.weights)
-            # A search that starts at another module does not look into blocks of experts; one that starts there counts
-            # every module inside another one again: about twice.
-            self._traversed.append(self._traversed[-1] + (0 if self._holds_experts(step) else elements))
-            inside = 0 <= step.block < self._num_blocks
-            self._traversed_deep.append(self._traversed_deep[-1] + elements * (2 if inside else 1))
-        self._later: list[dict[int, int]] = [{}] * len(self._steps)
-        following: dict[int, int] = {}
-        for number in reversed(range(len(self._steps))):
-            self._later[number] = {index: following.get(index, -1) for index in self._steps[number].weights}
-            following.update(dict.fromkeys(self._steps[number].weights, number))
+        self._num_done = self._new_gradient = 0
 
     def result(self) -> GatheredElements:
         self._pass()
         after_forward = self._after_forward
         nothing = Moment(gathered=0)
         found = {name: self._moments.get(name, nothing) for name in STRETCHES}
-        found["in_blocks"] = max(found["in_blocks"], found["first_block"], key=lambda moment: moment.total)
+        in_blocks = tuple(
+            BlockMoment(num_done=num_done, new_gradient=new_gradient, moment=moment)
+            for (num_done, new_gradient), moment in self._in_blocks.items()
+        )
         persistent = sum(weight.aligned for weight in self._weights if weight.is_persistent and self._size > 1)
-        return GatheredElements(persistent=persistent, after_forward=after_forward, **found)
+        return GatheredElements(persistent=persistent, after_forward=after_forward, in_blocks=in_blocks, **found)
 
     def _pass(self) -> None:
-        for number, step in enumerate(self._steps):
+        for number, step in enumerate(self._uses.steps):
             if number == self._num_forward:
                 self._after_forward = Moment(gathered=self._held, buckets=self._flat)
                 self._stretch = "backward_start"
                 self._note()
             self._stretch = self._stretch_of(number, step)
+            self._num_done = self._num_blocks - 1 - step.block
             self._fetch(step)
             self._note()
             if step.is_backward:
                 self._gradients(step, is_last_use=self._is_embedding(step, number))
+                self._new_gradient = 0
             self._release(number, step)
         self._stretch = "after_blocks"
         self._reduce()
@@ -159,7 +135,7 @@ class _Walk:
             return "after_blocks"
         if step.block == self._num_blocks:
             return "first_gradient" if step.weights else "backward_start"
-        return "first_block" if step.block == self._num_blocks - 1 else "in_blocks"
+        return IN_BLOCKS
 
     def _is_embedding(self, step: ModuleStep, number: int) -> bool:
         """Whether a step of backward is not the first use of a tied weight, whose gradient waits for the last."""
@@ -234,13 +210,7 @@ class _Walk:
             return  # the input of an embedding needs no gradient, so that its backward never ends
         for index in step.weights:
             weight = self._weights[index]
-            later = self._later[number][index]
-            if self._holds_experts(step) and number < self._num_forward:
-                # The whole model is a module too, the first one of backward, and has all experts in it.
-                distance = self._traversed_deep[self._num_forward] - self._traversed_deep[number + 1]
-            else:
-                distance = self._traversed[later] - self._traversed[number + 1]
-            is_near = later >= 0 and distance < self._buckets.stage3_max_live_parameters
+            is_near = self._uses.distance_to_next(number, index) < self._buckets.stage3_max_live_parameters
             if weight.is_persistent or not weight.is_available or weight.last_use > self._step or is_near:
                 continue
             weight.is_available = False
@@ -248,21 +218,19 @@ class _Walk:
             if step.is_backward:
                 self._kept -= weight.kept
                 weight.kept = 0
-            elif weight.is_stacked and (number >= self._num_forward or not self._is_checkpointed(step.block)):
+            elif weight.is_stacked and (number >= self._num_forward or not self._uses.is_checkpointed(step.block)):
                 weight.kept = weight.held
                 self._kept += weight.kept
             self._held -= weight.held
             weight.held = 0
 
-    def _holds_experts(self, step: ModuleStep) -> bool:
-        return any(self._weights[index].is_stacked for index in step.weights)
-
     def _gradients(self, step: ModuleStep, *, is_last_use: bool) -> None:
-        if self._holds_experts(step):
+        if self._uses.holds_experts(step):
             self._gradients_of_experts(step)
             return
         for index in reversed(step.weights):
             weight = self._weights[index]
+            self._new_gradient = weight.elements
             if not is_last_use:
                 self._loose += weight.elements
                 self._note()
@@ -277,6 +245,7 @@ class _Walk:
         """Handled together when the block's backward is over (create_reduce_and_remove_grad_hooks)."""
         weights = [self._weights[index] for index in step.weights]
         self._loose += sum(weight.elements for weight in weights)
+        self._new_gradient = max(weight.elements for weight in weights)
         self._note()
         for weight in weights:
             self._add(weight, arriving=0)
@@ -307,6 +276,12 @@ class _Walk:
 
     def _note(self, *, gradient: int = 0, copy: int = 0) -> None:
         moment = Moment(gathered=self._held + self._kept, buckets=self._flat + copy, gradients=self._loose + gradient)
+        if self._stretch == IN_BLOCKS:
+            key = (self._num_done, self._new_gradient)
+            before = self._in_blocks.get(key)
+            if before is None or moment.total > before.total:
+                self._in_blocks[key] = moment
+            return
         self._keep_highest(self._stretch, moment)
         if self._stretch in ("forward_start", "forward"):
             stretch = "evaluation" if self._stretch == "forward" else "evaluation_start"

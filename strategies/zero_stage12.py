@@ -18,14 +18,8 @@ from strategies.memory.optimizer_states import flat_state_bytes, master_element_
 from strategies.model_spec import ModelSpec
 from strategies.parameter_order import OptimizerGroup, parameter_order
 from strategies.plan import Buckets, OffloadDevice, Plan
-from strategies.zero_gradients import (
-    Moment,
-    Reduction,
-    gradient_elements,
-    partition_elements,
-    ranks_that_may_hold_most,
-    touched_elements,
-)
+from strategies.zero_gradients import Moment, Reduction, gradient_elements
+from strategies.zero_partitions import partition_elements, ranks_that_may_hold_most, touched_elements
 
 NORM_BYTES = 8
 """Gradient norms are taken of a double-precision copy, tensor by tensor (get_grad_norm_direct)."""

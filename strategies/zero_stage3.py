@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from strategies.backward_states import that_may_peak
 from strategies.base import BlockState, StateLayout
 from strategies.estimate import CauseBytes
 from strategies.job import Job
@@ -92,9 +93,9 @@ def _layout(
         forward_start=at(elements.forward_start),
         backward_start=at(elements.backward_start),
         first_gradient=at(elements.first_gradient),
-        in_blocks=(
-            BlockState(num_done=0, new_gradient=None, causes=at(elements.first_block)),
-            BlockState(num_done=spec.num_layers - 1, new_gradient=None, causes=at(elements.in_blocks)),
+        in_blocks=that_may_peak(
+            BlockState(num_done=each.num_done, new_gradient=weight * each.new_gradient, causes=at(each.moment))
+            for each in elements.in_blocks
         ),
         embedding_backward=at(elements.after_blocks),
         optimizer_step=persistent

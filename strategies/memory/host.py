@@ -24,7 +24,7 @@ from strategies.model_spec import ModelSpec
 from strategies.parameter_order import parameter_order, tensor_sizes
 from strategies.plan import OffloadDevice, Plan, StrategyName
 from strategies.units import MIB
-from strategies.zero_gradients import partition_elements, ranks_that_may_hold_most, touched_elements
+from strategies.zero_partitions import partition_elements, ranks_that_may_hold_most, touched_elements
 from strategies.zero_stage3 import sub_groups
 
 PROCESS_BYTES = 360 * MIB
