@@ -177,15 +177,24 @@ class Passes:
             held += gather
         yield 0, _moment(held, reduced + self._prefetch(before), gradients)
         ahead = self._gather(before) if before and not self._is_alone else 0
-        own = newest = 0
+        made = newest = 0
+        seen = {0}
         for gradient in self._of_block(index):
-            newest = formats.compute * gradient.size
-            own += newest
-            yield newest, _moment(held, reduced + ahead, gradients + own)
-        yield 0, _moment(held, reduced + ahead, gradients + own)
+            made += formats.compute * gradient.size
+            newest = formats.compute * gradient.size if gradient.is_of_matrix else newest
+            if newest in seen:
+                continue
+            # Where several matrices are of one size, most activations are left at the first one's gradient; and
+            # between gradients, soon after that of the MLP's last matrix.
+            seen.add(newest)
+            yield newest, _moment(held, reduced + ahead, gradients + made)
+            if gradient.size == block.largest:
+                yield 0, _moment(held, reduced + ahead, gradients + made)
+        own = formats.compute * block.elements
+        # Reduced when the block is over, soon after its last matrix.
+        yield newest, _moment(held, reduced + ahead, gradients + own)
         held -= gather
         new = formats.reduced * block.gathered
-        # Reduced when the block is over, soon after its last matrix.
         yield newest, _moment(held, new + ahead, gradients + own)
         last = formats.compute * block.last + formats.reduced * block.shard
         yield newest, _moment(held, new + ahead, gradients + last)

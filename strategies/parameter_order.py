@@ -35,6 +35,8 @@ class Gradient:
     num_done: int
     """Blocks whose backward is over when this gradient comes."""
     is_in_block: bool
+    is_of_matrix: bool
+    """Not of a norm or a bias."""
     is_embedding: bool
     """Whether it comes when no activation is left."""
 
@@ -68,7 +70,7 @@ def parameter_order(spec: ModelSpec) -> ParameterOrder:
     for block, (name, shape) in zip(blocks, spec.parameters(), strict=True):
         size = prod(shape)
         group = 1 if len(shape) < 2 or "bias" in name.rpartition(".")[2] else 0
-        gradients.append((size, group, len(sizes[group]), block))
+        gradients.append((size, group, len(sizes[group]), block, len(shape) > 1))
         sizes[group].append(size)
     # An empty group does not exist for the optimizer.
     present = [group for group in (0, 1) if sizes[group]]
@@ -85,9 +87,10 @@ def parameter_order(spec: ModelSpec) -> ParameterOrder:
                 index=index,
                 num_done=min(max(last - block, 0), last),
                 is_in_block=0 <= block <= last,
+                is_of_matrix=is_matrix,
                 is_embedding=position < num_embedding,
             )
-            for position, (size, group, index, block) in reversed(list(enumerate(gradients)))
+            for position, (size, group, index, block, is_matrix) in reversed(list(enumerate(gradients)))
         ),
         embedding_elements=max(
             (
