@@ -58,7 +58,7 @@ class StateLayout:
 
     def __hash__(self) -> int:
         """Of a few fields: layouts are looked up for every estimate."""
-        return hash((self.resident.total_bytes, self.forward.total_bytes, self.optimizer_step.total_bytes))
+        return hash((self.resident.parameters, self.resident.optimizer_states, self.embedding_backward.gradients))
 
     @property
     def backward(self) -> tuple[CauseBytes, ...]:

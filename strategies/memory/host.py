@@ -7,13 +7,14 @@ Sources: deepspeed 0.19.8, runtime/zero/stage_1_and_2.py, stage3.py, offload_con
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from strategies.cluster import Cluster
 from strategies.fsdp2_passes import formats_of, shard_elements
 from strategies.host_ledger import HostBytes, HostLedger
-from strategies.job import Job, Precision
+from strategies.job import Job, OptimizerName, Precision
 from strategies.memory.optimizer_states import (
     FP32_BYTES,
     flat_state_bytes,
@@ -56,15 +57,43 @@ def host_ledger(
     the trainer does it. Programs that load fp32 checkpoints as they are need 4.
     """
     # Neither batch nor length changes it: a search asks for few of them.
-    job, plan = replace(job, seq_len=2, global_batch_size=1), replace(plan, micro_batch_size=1)
-    return _ledger(spec, cluster.ranks_per_node, cluster.gpus, job, plan, loaded_element_bytes)
+    placement = _Placement(
+        plan.strategy, plan.offload_optimizer, plan.offload_param, plan.gradient_accumulation_steps > 1
+    )
+    return _ledger(
+        spec,
+        cluster.ranks_per_node,
+        cluster.gpus,
+        job.precision,
+        job.optimizer,
+        job.fused_optimizer,
+        placement,
+        loaded_element_bytes,
+    )
+
+
+class _Placement(NamedTuple):
+    """What of a plan decides where states rest."""
+
+    strategy: StrategyName
+    offload_optimizer: OffloadDevice
+    offload_param: OffloadDevice
+    accumulates: bool
 
 
 @lru_cache(maxsize=4096)
 def _ledger(
-    spec: ModelSpec, ranks: int, data_parallel_size: int, job: Job, plan: Plan, loaded_element_bytes: int | None
+    spec: ModelSpec,
+    ranks: int,
+    data_parallel_size: int,
+    precision: Precision,
+    optimizer: OptimizerName,
+    fused_optimizer: bool,
+    plan: _Placement,
+    loaded_element_bytes: int | None,
 ) -> HostLedger:
     params = spec.num_params
+    job = Job(seq_len=2, global_batch_size=1, precision=precision, optimizer=optimizer, fused_optimizer=fused_optimizer)
     element = loaded_element_bytes or built_element_bytes(job.precision)
     rank = _offloaded(spec, job=job, plan=plan, data_parallel_size=data_parallel_size)
     processes = HostBytes(pageable=ranks * PROCESS_BYTES)
@@ -105,7 +134,7 @@ def _updated_bytes(spec: ModelSpec, job: Job) -> int:
     return masters + shard_state_bytes(spec, job, 1)
 
 
-def _offloaded(spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int) -> _Offloaded:
+def _offloaded(spec: ModelSpec, *, job: Job, plan: _Placement, data_parallel_size: int) -> _Offloaded:
     """Return what the rank that offloads most rests on the host and on NVMe."""
     match plan.strategy:
         case StrategyName.ZERO1 | StrategyName.ZERO2 if plan.offload_optimizer is not OffloadDevice.NONE:
@@ -117,14 +146,14 @@ def _offloaded(spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int
     return _Offloaded()
 
 
-def _stage12(spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int) -> _Offloaded:
+def _stage12(spec: ModelSpec, *, job: Job, plan: _Placement, data_parallel_size: int) -> _Offloaded:
     """Per group: masters, their 16-bit copy on its way to the device, fp32 gradients; states; one gradient's buffer."""
     weight, master = job.precision.weight_bytes, master_element_bytes(job.precision)
     groups = parameter_order(spec).groups
     shares = [partition_elements(group, data_parallel_size) for group in groups]
     pinned = [bytes_ * share for share in shares for bytes_ in (master, weight, master)]
     pinned.append(weight * max(tensor_sizes(spec)))
-    if plan.gradient_accumulation_steps > 1:
+    if plan.accumulates:
         # Whole gradients of the tensors that the partition touches (accumulated_grads_in_cpu).
         pinned.append(
             weight
@@ -136,7 +165,7 @@ def _stage12(spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int) 
     return _Offloaded(pinned=tuple(pinned), pageable=sum(flat_state_bytes(job, share) for share in shares))
 
 
-def _stage3(spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int) -> _Offloaded:
+def _stage3(spec: ModelSpec, *, job: Job, plan: _Placement, data_parallel_size: int) -> _Offloaded:
     """Masters, gradients in two formats and states with the optimizer; a copy of the partition with the weights."""
     weight, master = job.precision.weight_bytes, master_element_bytes(job.precision)
     parts = sub_groups(spec, data_parallel_size)
