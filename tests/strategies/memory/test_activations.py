@@ -229,11 +229,14 @@ def test_logits_peak_at_ten_and_twelve_bytes_each() -> None:
 
 
 def test_fused_loss_never_holds_all_logits() -> None:
-    """Liger-Kernel, table 1 of arXiv:2410.10989: chunks of tokens as many as the vocabulary is wider than hidden."""
+    """Liger-Kernel, table 1 of arXiv:2410.10989: chunks of tokens as many as the vocabulary is wider than hidden.
+
+    A logit of a chunk holds 16 bits, then fp32 and its softmax, and the softmax's gradient in 16 bits beside both.
+    """
     spec = load_model_spec("llama-3.1-8b")
     chunk = 256  # 128 256 / 4 096 = 31.3, rounded up to 32 chunks of 8 192 tokens
     fused = level(spec, Stretch.FORWARD, setting(seq_len=8192, loss=LossImplementation.FUSED), batch=1)
-    assert fused.logits == 2 * chunk * spec.vocab_size
+    assert fused.logits == (4 + 4 + 2) * chunk * spec.vocab_size
 
 
 def test_families_without_fused_attention_are_named() -> None:
