@@ -151,8 +151,8 @@ def losses(quantity: str, inputs: Inputs) -> tuple[float, ...]:
         raise OutOfScope("cross-entropy on 16-bit logits; Hugging Face's loss, which is modelled, widens them to fp32")
     if "Liger" in quantity:
         raise OutOfScope(
-            "Liger 0.4.2 in a loop that keeps the last iteration's gradients and graph: four tensors of the weight's size, "
-            "where a training step has two"
+            "Liger 0.4.2 in a loop that keeps the last iteration's gradients and graph: four tensors of the weight's "
+            "size, where a training step has two"
         )
     raise OutOfScope("torchtitan's chunks of 16-bit logits that all exist; ours take the head along")
 
