@@ -24,7 +24,7 @@ from strategies.fsdp2_passes import (
     sharded_groups,
     total_bytes,
 )
-from strategies.job import Job, Precision
+from strategies.job import Job, LossImplementation, Precision
 from strategies.memory.model_states import Sharding
 from strategies.memory.optimizer_states import shard_state_bytes, step_copy_bytes
 from strategies.model_spec import ModelSpec
@@ -77,7 +77,15 @@ def _layout(
     shard = root.shard + sum(block.shard for block in blocks)
     # Shards of earlier micro batches are there before backward; offloaded ones are never.
     keeps = not accumulates and not offloads
-    passes = Passes(spec, formats, root=root, blocks=blocks, reshard=reshard, keeps_gradients=keeps)
+    passes = Passes(
+        spec,
+        formats,
+        root=root,
+        blocks=blocks,
+        reshard=reshard,
+        keeps_gradients=keeps,
+        loss_in_forward=job.loss is LossImplementation.FUSED,
+    )
     start, end = passes.forward()
     backward_start, first_gradient, after_blocks = passes.backward()
     between = CauseBytes(gradients=formats.reduced * shard if accumulates and not offloads else 0)

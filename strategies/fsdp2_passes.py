@@ -108,8 +108,13 @@ class Passes:
         blocks: Sequence[ShardedGroup],
         reshard: bool,
         keeps_gradients: bool,
+        loss_in_forward: bool,
     ) -> None:
-        """``keeps_gradients``: whether shards of gradients add up on the device during this backward."""
+        """``keeps_gradients``: whether shards of gradients add up on the device during this backward.
+
+        ``loss_in_forward``: whether the model's own forward computes the loss.
+        """
+        self._loss_in_forward = loss_in_forward
         self._spec, self._formats, self._root, self._blocks = spec, formats, root, blocks
         self._reshard, self._keeps_gradients = reshard, keeps_gradients
         self._order = parameter_order(spec)
@@ -128,8 +133,8 @@ class Passes:
             previous = gather
             if group is self._root or not self._reshard:
                 held += gather
-        # The last block's buffer is freed when the root's forward ends; the loss comes after it.
-        return max(moments, key=total_bytes), _moment(held, 0)
+        # The last block's buffer is freed when the root's forward ends; the loss comes after it, but for the fused one.
+        return max(moments, key=total_bytes), _moment(held, previous if self._loss_in_forward else 0)
 
     def _forward_alone(self) -> tuple[CauseBytes, CauseBytes]:
         """Return the same for one rank, which copies its shards, and casts them tensor by tensor."""
