@@ -76,17 +76,19 @@ STRATEGY_PARTS: dict[str, tuple[StrategyName, OffloadDevice, OffloadDevice]] = {
 
 
 def setups(models: Sequence[str]) -> Iterator[Setup]:
-    """Yield the runs: for every model and strategy each setting of a small Latin square."""
+    """Yield the runs, a setting after the other for all models and strategies, real ranks between them."""
+    bases = [
+        Setup(model=model, strategy=strategy, activation_checkpointing=NONE, gradient_accumulation_steps=1, ranks=2)
+        for strategy in STRATEGY_PARTS
+        for model in models
+    ]
+    yield from (replace(base, activation_checkpointing=FULL, gradient_accumulation_steps=4, ranks=4) for base in bases)
+    yield from (replace(base, ranks=64, bucket_divisor=4, micro_batch_size=1, seq_len=256) for base in bases)
     for model in models:
-        for strategy in STRATEGY_PARTS:
-            base = Setup(
-                model=model, strategy=strategy, activation_checkpointing=NONE, gradient_accumulation_steps=1, ranks=2
-            )
-            yield base
-            yield replace(base, activation_checkpointing=FULL, gradient_accumulation_steps=4, ranks=4)
-            yield replace(base, ranks=64, bucket_divisor=4, micro_batch_size=1, seq_len=256)
-            yield replace(base, activation_checkpointing=FULL, ranks=8, precision=Precision.FP32, seq_len=128)
         yield from _real(model)
+    yield from bases
+    fp32 = {"precision": Precision.FP32, "seq_len": 128, "ranks": 8}
+    yield from (replace(base, activation_checkpointing=FULL, **fp32) for base in bases)
 
 
 def _real(model: str) -> Iterator[Setup]:
@@ -250,10 +252,12 @@ def main(models: Sequence[str]) -> int:
     for setup in setups(models or sorted(path.stem for path in MODELS.glob("*.json"))):
         rows.append(row_of(setup))
         print(report(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
+        if not models:  # after every run: there are many, and an interrupted series counts too
+            write(rows, summary(rows))
     scores = summary(rows)
     print(json.dumps(scores, indent=1))
     if not models:
-        write(rows, scores)
+        plot(rows, RESULTS / "memory_accuracy.png")
     good = scores["median_error"] <= 0.01 and scores["largest_error"] <= 0.04 and scores["lowest"] >= -0.02
     return 0 if good and scores["peak_phase_named"] >= 0.95 else 1
 
@@ -268,7 +272,6 @@ def write(rows: Sequence[Row], scores: dict[str, Any]) -> None:
     (RESULTS / "memory_accuracy.json").write_text(json.dumps(result, indent=1) + "\n")
     scored = "\n".join(f"- {name}: {value}" for name, value in scores.items())
     (RESULTS / "memory_accuracy.md").write_text(f"{scored}\n\n{report(rows)}")
-    plot(rows, RESULTS / "memory_accuracy.png")
 
 
 if __name__ == "__main__":
