@@ -13,8 +13,9 @@ from rich.table import Table
 
 from strategies.decision import Candidate, Decision
 from strategies.emit.commands import launch_commands
-from strategies.estimate import Estimate, MemoryProfile, Phase, PhaseBytes
+from strategies.estimate import Estimate, Level, MemoryProfile, Phase, PhaseBytes
 from strategies.explain import describe_plan, why
+from strategies.select import shortage
 from strategies.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:  # brings torch, which planning does without
@@ -26,8 +27,12 @@ def print_estimate(candidate: Candidate, question: Question, console: Console) -
     """Print where the bytes of one plan go, and whether it fits."""
     cluster, job, estimate = question.cluster, question.job, candidate.estimate
     usable = cluster.gpu.memory_bytes
-    left = usable - estimate.device_bytes
-    verdict = f"fits, {format_bytes(left)} left" if left >= 0 else f"does not fit: {format_bytes(-left)} too much"
+    lacking = shortage(estimate, cluster=cluster)
+    verdict = (
+        f"fits, {format_bytes(usable - estimate.device_bytes)} left"
+        if lacking is None
+        else f"does not fit: {format_bytes(lacking[1])} of {lacking[0]} too little"
+    )
     lines = [
         f"[bold]{escape(question.model)}[/bold]: {question.spec.num_params:,} parameters on {cluster.gpus} x "
         f"{cluster.gpu.name} ({format_bytes(usable)} each), {job.precision}, sequence {job.seq_len}",
@@ -52,6 +57,7 @@ def print_decision(decision: Decision, console: Console) -> None:
     ]
     _print_lines(console, lines)
     console.print(memory_table(decision.estimate.memory))
+    _print_lines(console, [f"Note: {escape(warning)}" for warning in decision.estimate.warnings])
     reasons = why(decision) or ["this is the simplest one"]
     _print_lines(console, ["[bold]Why not a simpler plan[/bold]", *(f"  - {reason}" for reason in reasons)])
 
@@ -64,10 +70,11 @@ def _print_lines(console: Console, lines: list[str]) -> None:
 
 def _headlines(estimate: Estimate, *, usable_bytes: int) -> Iterator[str]:
     """Yield what a GPU and its node need."""
+    found = "Measured" if estimate.level is Level.MEASURED else "Predicted"
+    phase = estimate.memory.peak.phase.replace("_", " ")
     yield (
-        f"Predicted peak per GPU: {format_bytes(estimate.peak_allocated_bytes)} allocated in "
-        f"{estimate.memory.peak.phase.replace('_', ' ')}; needs {format_bytes(estimate.device_bytes)} of "
-        f"{format_bytes(usable_bytes)} ({estimate.level} level)"
+        f"{found} peak per GPU: {format_bytes(estimate.peak_allocated_bytes)} allocated in {phase}; needs "
+        f"{format_bytes(estimate.device_bytes)} of {format_bytes(usable_bytes)} ({estimate.level} level)"
     )
     if estimate.context_bytes:  # a GPU
         yield (

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from strategies.cluster import Cluster
 from strategies.decision import Decision, Rejection, Resource
 from strategies.estimate import PhaseBytes
-from strategies.plan import ActivationCheckpointing, Plan
+from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
 from strategies.units import format_bytes
 
 
@@ -19,10 +21,19 @@ def describe_plan(plan: Plan) -> str:
         if plan.activation_checkpointing is ActivationCheckpointing.NONE
         else f"activation checkpointing {plan.activation_checkpointing}"
     )
-    return (
-        f"{plan.strategy}, {checkpointing}, micro batch {plan.micro_batch_size} x accumulation "
-        f"{plan.gradient_accumulation_steps}"
-    )
+    if plan.checkpoint_every > 1:
+        checkpointing += f" of every {plan.checkpoint_every}th block"
+    parts = [str(plan.strategy), *_placements(plan), checkpointing]
+    return f"{', '.join(parts)}, micro batch {plan.micro_batch_size} x accumulation {plan.gradient_accumulation_steps}"
+
+
+def _placements(plan: Plan) -> Iterator[str]:
+    if plan.strategy is StrategyName.FSDP2 and not plan.reshard_after_forward:
+        yield "weights kept after forward"
+    if plan.offload_optimizer is not OffloadDevice.NONE:
+        yield f"optimizer on {plan.offload_optimizer}"
+    if plan.offload_param is not OffloadDevice.NONE:
+        yield f"parameters on {plan.offload_param}"
 
 
 def describe_rejection(rejection: Rejection) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from scaling.cli import options
+from scaling.detect import LARGEST
 from strategies.cluster import CPU_NAME
 from strategies.errors import PlanError
 from strategies.job import Attention, Job, LossImplementation, OptimizerName, Precision
@@ -59,7 +60,8 @@ def measure(
         ),
         gpus=simulate or gpus,
         gpu=gpu,
-        gpu_memory_gib=gpu_memory_gib,
+        # Neither a trace nor a simulated rank needs the memory that the plan is about.
+        gpu_memory_gib=gpu_memory_gib or (LARGEST if gpu == CPU_NAME and (trace or simulate) else None),
     )
     fixed = FixedParts(
         strategy=strategy,

@@ -75,6 +75,11 @@ def plan(
         offload_param=offload_param,
     )
     decision = options.decide_from_flags(question, fixed, level=level)
+    if out:
+        from scaling.check_plan import require_trainable
+
+        # Files and launch lines that the trainer would refuse must not be written.
+        require_trainable(decision)
     out = out.expanduser() if out else None
     written = write_plan(decision, folder=out, overwrite=overwrite) if out else []
     if json:

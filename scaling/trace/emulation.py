@@ -44,7 +44,7 @@ class DeviceEmulation(TorchFunctionMode):
             self.num_values_asked += 1
         if isinstance(func, types.FunctionType):
             return self._call_python(func, args, kwargs)
-        if func in _RNN_KERNELS and self.device == "cuda":
+        if func in _RNN_KERNELS:
             raise ScalingError(
                 f"{func.__name__} runs cuDNN kernels on CUDA whose memory is not known here; trace with "
                 f"kernels='cpu', or measure on a GPU"

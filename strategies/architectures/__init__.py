@@ -124,7 +124,7 @@ def _architecture(config: Mapping[str, Any], *, name: str) -> Architecture:
     hint = f" (closest: {closest[0]})" if closest else ""
     raise SpecError(
         f"model {name}: model_type={shown(model_type)} is not known{hint}; known are {', '.join(ARCHITECTURES)}. Any "
-        "other model can be traced with `scaling measure --trace` (coming later)"
+        "other model can be traced with `scaling.trace` (docs/tracing.md)"
     )
 
 

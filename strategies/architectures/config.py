@@ -127,7 +127,7 @@ class Architecture:
             return self.classes[named[0]]
         raise SpecError(
             f"model {name}: architectures={shown(named)} is not covered for model_type {self.model_type}; "
-            f"give one of {', '.join(self.classes)}, or trace the model with `scaling measure --trace` (coming later)"
+            f"give one of {', '.join(self.classes)}, or trace the model with `scaling.trace` (docs/tracing.md)"
         )
 
     def _with_own_spelling(self, config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:

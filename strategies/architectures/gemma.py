@@ -59,7 +59,7 @@ def refuse_multimodal(config: CheckedConfig) -> ModelSpec:
     """Raise: the image part of Gemma 3 has no closed list of tensors here."""
     raise config.problem(
         "model_type gemma3 reads images and text, and only its text part is known; give the config's text_config "
-        "object (model_type gemma3_text), or trace the model with `scaling measure --trace` (coming later)"
+        "object (model_type gemma3_text), or trace the model with `scaling.trace` (docs/tracing.md)"
     )
 
 

@@ -81,7 +81,9 @@ def answer(candidate: Candidate, spec: ModelSpec, *, cluster: Cluster, job: Job,
 
 
 def _step_time(plan: Plan, spec: ModelSpec, *, cluster: Cluster, job: Job) -> StepTime | None:
-    """Return the seconds of a step, None where the device's rates are not known."""
+    """Return the seconds of a step, None where the device's rates are not known: a CPU's were never checked."""
+    if cluster.gpu.is_cpu:
+        return None
     try:
         return step_time(spec, cluster=cluster, job=job, plan=plan)
     except ClusterError:

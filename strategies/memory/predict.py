@@ -10,6 +10,7 @@ from strategies.memory.host import host_ledger
 from strategies.memory.interval import peak_interval
 from strategies.memory.moments import step_phases
 from strategies.memory.reserved import context_bytes, reserved_bytes, unusable_bytes
+from strategies.memory.warnings import warnings_of
 from strategies.model_spec import ModelSpec
 from strategies.offload import require_possible_offload
 from strategies.plan import Plan
@@ -60,6 +61,7 @@ def estimate_of(
         unusable_bytes=unusable_bytes(peak, cluster=cluster),
         context_bytes=context_bytes(cluster),
         host=host_ledger(spec, cluster=cluster, job=job, plan=plan),
+        warnings=tuple(warnings_of(spec, cluster=cluster, job=job, plan=plan)),
         interval=peak_interval(allocated_bytes=peak, reserved_bytes=reserved, cluster=cluster),
     )
 
