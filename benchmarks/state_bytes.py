@@ -179,10 +179,10 @@ def measured(decision: Decision, *, rank: int) -> dict[Phase, CauseBytes]:
 def predicted(layout: StateLayout) -> dict[Phase, CauseBytes]:
     """Return the highest moment of every phase of a layout."""
     moments = {
-        Phase.FORWARD: (layout.forward, layout.forward_start),
+        Phase.FORWARD: (layout.forward, layout.forward_start, layout.forward_gather),
         Phase.BACKWARD: layout.backward,
         Phase.OPTIMIZER_STEP: (layout.optimizer_step,),
-        Phase.EVALUATION: (layout.evaluation, layout.evaluation_start),
+        Phase.EVALUATION: (layout.evaluation, layout.evaluation_start, layout.evaluation_gather),
         Phase.SAVE: (layout.save,),
     }
     highest = {phase: max(causes, key=lambda each: each.total_bytes) for phase, causes in moments.items()}

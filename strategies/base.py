@@ -41,6 +41,8 @@ class StateLayout:
     """At the end of a forward, gradients of earlier micro batches included: all activations are there."""
     forward_start: CauseBytes = NOTHING
     """The highest moment of a forward before the head: the gathers of blocks."""
+    forward_gather: CauseBytes = NOTHING
+    """The highest moment of a forward at which weights are gathered before a block runs: no working tensor lives."""
     backward_start: CauseBytes
     """When backward begins: no gradient of this micro batch yet."""
     first_gradient: CauseBytes
@@ -53,6 +55,8 @@ class StateLayout:
     evaluation: CauseBytes
     evaluation_start: CauseBytes = NOTHING
     """Like ``forward_start``."""
+    evaluation_gather: CauseBytes = NOTHING
+    """Like ``forward_gather``."""
     save: CauseBytes = NOTHING
     """While weights are gathered for a checkpoint, tensor by tensor."""
 

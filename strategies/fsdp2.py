@@ -86,7 +86,7 @@ def _layout(
         keeps_gradients=keeps,
         loss_in_forward=job.loss is LossImplementation.FUSED,
     )
-    start, end = passes.forward()
+    gather, start, end = passes.forward()
     backward_start, first_gradient, after_blocks = passes.backward()
     between = CauseBytes(gradients=formats.reduced * shard if accumulates and not offloads else 0)
     resident = CauseBytes(
@@ -113,6 +113,7 @@ def _layout(
         ),
         forward=between + end,
         forward_start=between + start,
+        forward_gather=between + gather,
         backward_start=between + backward_start,
         first_gradient=between + first_gradient,
         in_blocks=that_may_peak(replace(state, causes=between + state.causes) for state in passes.in_blocks()),
@@ -120,6 +121,7 @@ def _layout(
         optimizer_step=NOTHING if offloads else step,
         evaluation=end,
         evaluation_start=start,
+        evaluation_gather=gather,
         save=passes.save(data_parallel_size, saves_16_bit=job.precision.has_master_weights),
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from strategies.base import BlockState
+from strategies.base import NOTHING, BlockState
 from strategies.estimate import CauseBytes
 from strategies.job import Precision
 from strategies.memory.model_states import FP32_BYTES
@@ -120,29 +120,32 @@ class Passes:
         self._order = parameter_order(spec)
         self._is_alone = root.gathered == root.shard
 
-    def forward(self) -> tuple[CauseBytes, CauseBytes]:
-        """Return the highest moment, and the end of forward, when the logits are there."""
+    def forward(self) -> tuple[CauseBytes, CauseBytes, CauseBytes]:
+        """Return the highest gather, what lives while a block runs, and the end of forward, with the logits."""
         if self._is_alone:
             return self._forward_alone()
-        moments, held, previous = [], 0, 0
+        gathers, in_blocks, held, previous = [], [NOTHING], 0, 0
         for group in (self._root, *self._blocks):
             gather = self._gather(group)
-            moments.append(_moment(held, previous + gather + self._flat(group)))
+            gathers.append(_moment(held, previous + gather + self._flat(group)))
             # The buffer of the group before is referred to until this one's weights are copied out.
-            moments.append(_moment(held + gather, previous + gather))
+            gathers.append(_moment(held + gather, previous + gather))
+            if group is not self._root:
+                in_blocks.append(_moment(held + gather, gather))
             previous = gather
             if group is self._root or not self._reshard:
                 held += gather
         # The last block's buffer is freed when the root's forward ends; the loss comes after it, but for the fused one.
-        return max(moments, key=total_bytes), _moment(held, previous if self._loss_in_forward else 0)
+        end = _moment(held, previous if self._loss_in_forward else 0)
+        return max(gathers, key=total_bytes), max(in_blocks, key=total_bytes), end
 
-    def _forward_alone(self) -> tuple[CauseBytes, CauseBytes]:
+    def _forward_alone(self) -> tuple[CauseBytes, CauseBytes, CauseBytes]:
         """Return the same for one rank, which copies its shards, and casts them tensor by tensor."""
         held, block = self._gather(self._root), max(map(self._gather, self._blocks), default=0)
         blocks = block if self._reshard else sum(map(self._gather, self._blocks))
         cast = max((self._cast(block) for block in self._blocks), default=0)
         start = max(_moment(held, self._cast(self._root)), _moment(held + blocks, cast), key=total_bytes)
-        return start, _moment(held + blocks - (block if self._reshard else 0), cast)
+        return start, start, _moment(held + blocks - (block if self._reshard else 0), cast)
 
     def backward(self) -> tuple[CauseBytes, CauseBytes, CauseBytes]:
         """Return the start, the head's gradient, and what comes after the blocks."""

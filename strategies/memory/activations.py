@@ -61,6 +61,8 @@ class Stretch(StrEnum):
     """Part of a step in which the model states stay about the same."""
 
     FIRST_BLOCK_IN_FORWARD = "first_block_in_forward"
+    BESIDE_BLOCKS_IN_FORWARD = "beside_blocks_in_forward"
+    """What lives in forward outside of any block."""
     FORWARD = "forward"
     """Its end, with everything kept."""
     BEFORE_FIRST_GRADIENT = "before_first_gradient"
@@ -74,6 +76,7 @@ class Stretch(StrEnum):
     EMBEDDING = "embedding"
     """The very end of backward."""
     BLOCK_IN_EVALUATION = "block_in_evaluation"
+    BESIDE_BLOCKS_IN_EVALUATION = "beside_blocks_in_evaluation"
     EVALUATION = "evaluation"
     KEPT = "kept"
     """What all blocks keep, from forward to backward."""
@@ -188,6 +191,8 @@ class _Evaluation:
         found: dict[Stretch, Iterable[Bytes]] = {
             Stretch.KEPT: (kept,),
             Stretch.FIRST_BLOCK_IN_FORWARD: forward,
+            Stretch.BESIDE_BLOCKS_IN_FORWARD: (self._base("forward_base"),),
+            Stretch.BESIDE_BLOCKS_IN_EVALUATION: (self._base("evaluation_base"),),
             Stretch.FORWARD: (
                 *self._on(forward_base, self.head.forward),
                 *(level.plus(in_forward) for level in forward),

@@ -126,11 +126,13 @@ def _moments(
         forward=_that_may_be_highest(
             *of_layout.moments(layout.forward, Stretch.FORWARD),
             *of_layout.moments(layout.forward_start, Stretch.FIRST_BLOCK_IN_FORWARD),
+            *of_layout.moments(layout.forward_gather, Stretch.BESIDE_BLOCKS_IN_FORWARD),
         ),
         backward=_that_may_be_highest(*backward),
         evaluation=_that_may_be_highest(
             *of_layout.moments(layout.evaluation, Stretch.EVALUATION),
             *of_layout.moments(layout.evaluation_start, Stretch.BLOCK_IN_EVALUATION),
+            *of_layout.moments(layout.evaluation_gather, Stretch.BESIDE_BLOCKS_IN_EVALUATION),
         ),
         optimizer_step=PhaseBytes(phase=Phase.OPTIMIZER_STEP, causes=layout.resident + layout.optimizer_step),
         save=PhaseBytes(phase=Phase.SAVE, causes=layout.resident + layout.save),
