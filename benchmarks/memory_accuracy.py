@@ -7,7 +7,8 @@ partition touches most are simulated. The storage meter's highest moment of ever
 peak, is compared with the closed forms. The models are small, so that buffers, tables and temporaries that large models
 hide carry weight.
 
-Usage: ``python -m benchmarks.memory_accuracy [MODEL ...]``; writes ``benchmarks/results/memory_accuracy.json``, ``.md``
+Usage: ``python -m benchmarks.memory_accuracy [--again] [MODEL ...]``; ``--again`` takes what was measured from the last
+result and predicts anew; writes ``benchmarks/results/memory_accuracy.json``, ``.md``
 and ``.png``; exit code 1 if the median error exceeds 1 %, one exceeds 4 %, or one prediction is over 2 % too low.
 """
 
@@ -29,13 +30,14 @@ from scaling.meter import highest
 from scaling.simulate import forked_from, simulate
 from strategies.cluster import CPU_NAME, Cluster, Gpu
 from strategies.decision import Decision
-from strategies.estimate import MemoryProfile
+from strategies.estimate import CauseBytes, MemoryProfile, Phase, PhaseBytes
 from strategies.job import Job, Precision
 from strategies.load_model import load_model_spec
 from strategies.memory.predict import predict
 from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing, Buckets, OffloadDevice, Plan, StrategyName
 from strategies.registry import STRATEGIES
+from strategies.serialize import from_json
 from strategies.units import GIB, MIB
 from strategies.zero_partitions import ranks_that_may_hold_most
 
@@ -180,10 +182,10 @@ class Row:
         return self.measured.get(named, 0) >= 0.999 * self.measured_peak
 
 
-def row_of(setup: Setup) -> Row:
-    """Run one setup."""
+def row_of(setup: Setup, real: MemoryProfile | None = None) -> Row:
+    """Run one setup, unless ``real`` is what it held when it was run."""
     decision = decision_of(setup)
-    real, estimated = measured(setup, decision), decision.estimate.memory
+    real, estimated = real or measured(setup, decision), decision.estimate.memory
     return Row(
         setup=setup,
         predicted={phase.phase.value: phase.total_bytes for phase in estimated.phases},
@@ -191,6 +193,17 @@ def row_of(setup: Setup) -> Row:
         predicted_causes={phase.phase.value: dict(phase.causes.items()) for phase in estimated.phases},
         measured_causes={phase.phase.value: dict(phase.causes.items()) for phase in real.phases},
     )
+
+
+def stored() -> Iterator[tuple[Setup, MemoryProfile]]:
+    """Yield the setups of the last result with what they held."""
+    for row in json.loads((RESULTS / "memory_accuracy.json").read_text())["rows"]:
+        setup = from_json(Setup, json.dumps(row["setup"]), source="memory_accuracy.json")
+        phases = (
+            PhaseBytes(phase=Phase(name), causes=CauseBytes(**causes))
+            for name, causes in row["measured_causes"].items()
+        )
+        yield setup, MemoryProfile(phases=tuple(phases))
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
@@ -247,10 +260,14 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def main(models: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> int:
+    models = [word for word in words if word != "--again"]
     rows: list[Row] = []
+    again = dict(stored()) if "--again" in words else None
     for setup in setups(models or sorted(path.stem for path in MODELS.glob("*.json"))):
-        rows.append(row_of(setup))
+        if again is not None and setup not in again:
+            continue
+        rows.append(row_of(setup, again and again[setup]))
         print(report(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
         if not models:  # after every run: there are many, and an interrupted series counts too
             write(rows, summary(rows))
