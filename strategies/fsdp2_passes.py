@@ -17,6 +17,9 @@ from strategies.model_spec import GroupRole, ModelSpec, ParameterTensor
 from strategies.parameter_order import Gradient, parameter_order
 from strategies.units import ceil_div
 
+SMALL_MATRIX = 8
+"""A matrix so many times smaller than the largest of its block, such as a router, changes no peak by its gradient."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedGroup:
@@ -186,18 +189,18 @@ class Passes:
         yield 0, _moment(held, reduced + self._prefetch(before), gradients)
         ahead = self._gather(before) if before and not self._is_alone else 0
         made = newest = 0
-        seen = {0}
+        seen = set[int]()
         for gradient in self._of_block(index):
             made += formats.compute * gradient.size
             newest = formats.compute * gradient.size if gradient.is_of_matrix else newest
-            if newest in seen:
+            if newest in seen or gradient.size * SMALL_MATRIX < block.largest:
                 continue
             # Where several matrices are of one size, most activations are left at the first one's gradient; and
-            # between gradients, soon after that of the MLP's last matrix.
-            seen.add(newest)
+            # between gradients, soon after that of the MLP's last matrix, which is the first to come.
             yield newest, _moment(held, reduced + ahead, gradients + made)
-            if gradient.size == block.largest:
+            if not seen:
                 yield 0, _moment(held, reduced + ahead, gradients + made)
+            seen.add(newest)
         own = formats.compute * block.elements
         # Reduced when the block is over, soon after its last matrix.
         yield newest, _moment(held, reduced + ahead, gradients + own)
