@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,10 @@ from strategies.decision import Decision
 from strategies.estimate import MemoryProfile
 from strategies.explain import describe_plan
 from strategies.records import Device, Kind, Record, append_own
+
+STEADY_STEPS = 2
+"""The first step has no optimizer states yet: its peak is not what was predicted."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +44,16 @@ def record(comparison: Comparison) -> None:
     A CPU has no caching allocator, so what was measured are live tensors.
     """
     result = comparison.result
-    if result.method is Method.TRACED:
+    if result.method is Method.TRACED or result.num_steps < STEADY_STEPS:
         return
     decision = result.decision
+    try:
+        _append(decision, result)
+    except OSError as error:
+        logger.warning("the pair of prediction and measurement was not recorded: %s", error)
+
+
+def _append(decision: Decision, result: MeasuredPlan) -> None:
     append_own(
         [
             Record(

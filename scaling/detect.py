@@ -63,7 +63,7 @@ def _device(gpu: str, *, found: list[Gpu], ranks: int, memory_bytes: int | None)
         # A plan for GPUs that silently became one for CPUs would mislead.
         logger.warning("no CUDA device here: planning for CPU ranks. For GPUs that are elsewhere give --gpu NAME")
     # All ranks share the host's memory, and nothing else is theirs.
-    share = memory_bytes or host_memory_bytes() // ranks
+    share = host_memory_bytes() // ranks if memory_bytes is None else memory_bytes
     return Gpu(name=CPU_NAME, memory_bytes=share, source="given" if memory_bytes else "this machine's limit / ranks")
 
 

@@ -111,7 +111,7 @@ def _gpu_from_row(row: dict[str, str], *, memory_bytes: int | None = None) -> Gp
     tera, giga = 10**12, 10**9
     return Gpu(
         name=row["name"],
-        memory_bytes=memory_bytes or round(float(row["memory_gib_usable"]) * GIB),
+        memory_bytes=round(float(row["memory_gib_usable"]) * GIB) if memory_bytes is None else memory_bytes,
         bf16_flops_per_s=_scaled(row["bf16_dense_tflops"] or row["fp16_dense_tflops"], tera),
         hbm_bytes_per_s=_scaled(row["hbm_gb_s"], giga),
         link_bytes_per_s=_scaled(row["intra_link_gb_s_per_direction"], giga),

@@ -60,7 +60,8 @@ def why(decision: Decision) -> list[str]:
 def nothing_fits(rejected: tuple[Rejection, ...], *, cluster: Cluster) -> str:
     """Return the message for a job that fits nowhere: the closest plan, what it lacks, what decides its peak."""
     usable_bytes = cluster.gpu.memory_bytes
-    closest = min(rejected, key=lambda rejection: rejection.over_by_bytes)
+    # What fits the GPUs and lacks host memory only is closer than anything that does not.
+    closest = min(rejected, key=lambda each: (each.resource is Resource.GPU_MEMORY, each.over_by_bytes))
     if closest.resource is Resource.HOST_MEMORY:
         host = format_bytes(cluster.host_memory_bytes or 0)
         return (

@@ -37,6 +37,10 @@ class OffloadDevice(StrEnum):
     NVME = "nvme"
 
 
+MAX_BUCKET_ELEMENTS = 10**13
+"""Above any model: larger numbers are slips."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buckets:
     """Sizes of the communication buffers, in elements, under DeepSpeed's own names.
@@ -55,6 +59,9 @@ class Buckets:
         for name in ("reduce_bucket_size", "allgather_bucket_size"):
             if getattr(self, name) <= 0:
                 raise PlanError(f"{name}={getattr(self, name)} must be above zero; give it in elements")
+        for name in Buckets.__slots__:
+            if not 0 <= getattr(self, name) <= MAX_BUCKET_ELEMENTS:
+                raise PlanError(f"{name}={getattr(self, name)} must be from 0 to {MAX_BUCKET_ELEMENTS} elements")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

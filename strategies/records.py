@@ -7,6 +7,7 @@ to a file of the user's data folder.
 from __future__ import annotations
 
 import csv
+import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -20,6 +21,9 @@ from strategies.presets import configs_folder
 SHIPPED = "prediction_errors.csv"
 OWN_FOLDER = "memory-scaling"
 OWN = "records.csv"
+
+
+logger = logging.getLogger(__name__)
 
 
 class Device(StrEnum):
@@ -98,15 +102,29 @@ def _write(file: TextIO, records: Iterable[Record], *, header: bool) -> None:
 
 
 def _read(path: Path) -> tuple[Record, ...]:
-    with path.open(newline="") as file:
-        return tuple(
-            Record(
-                device=Device(row["device"]),
-                kind=Kind(row["kind"]),
-                predicted_bytes=int(row["predicted_bytes"]),
-                measured_bytes=int(row["measured_bytes"]),
-                label=row["label"],
-                source=row["source"],
-            )
-            for row in csv.DictReader(file)
+    """Return the pairs of a file; rows that hold none are left out with a warning."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, ValueError, csv.Error) as error:
+        logger.warning("cannot read the records of predictions in %s: %s", path, error)
+        return ()
+    found = [_record(row) for row in rows]
+    if num_bad := found.count(None):
+        logger.warning("%s: %d of %d rows are no records of predictions and do not count", path, num_bad, len(rows))
+    return tuple(record for record in found if record is not None)
+
+
+def _record(row: dict[str, str]) -> Record | None:
+    try:
+        record = Record(
+            device=Device(row["device"]),
+            kind=Kind(row["kind"]),
+            predicted_bytes=int(row["predicted_bytes"]),
+            measured_bytes=int(row["measured_bytes"]),
+            label=row["label"],
+            source=row["source"],
         )
+    except (KeyError, ValueError, TypeError):
+        return None
+    return record if record.predicted_bytes > 0 and record.measured_bytes > 0 else None

@@ -122,7 +122,8 @@ def _more_gpus(spec: ModelSpec, *, cluster: Cluster, job: Job, fixed: FixedParts
     """Return the smallest doubling of the GPUs that fits, in words; the global batch grows where it has to."""
     gpus = 2 * cluster.gpus
     while gpus <= MAX_SUGGESTED_GPUS:
-        larger = replace(cluster, gpus=gpus, gpus_per_node=gpus)
+        # Whole nodes like those that are there: each has its own host memory.
+        larger = replace(cluster, gpus=gpus, gpus_per_node=min(gpus, cluster.gpus_per_node))
         unit = gpus * (fixed.micro_batch_size or 1)
         batch = max(job.global_batch_size, unit) // unit * unit
         try:

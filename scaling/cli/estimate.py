@@ -122,7 +122,8 @@ def _lines(path: Path) -> Iterator[str]:
         yield from sys.stdin
         return
     try:
-        with path.open(encoding="utf-8") as file:
+        # A byte that is no UTF-8 spoils its own line only.
+        with path.open(encoding="utf-8-sig", errors="backslashreplace") as file:
             yield from file
     except (OSError, UnicodeDecodeError) as error:
         raise ScalingError(f"cannot read {path}: {error}; give a file with one JSON object a line") from error

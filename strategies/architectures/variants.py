@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from strategies.errors import SpecError
+
 KeyDefaults = Mapping[str, Any]
 
 _GPT = {"activation_function": "gelu_new", "attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1}
@@ -97,4 +99,6 @@ def rotary_dim_of(config: Mapping[str, Any], *, family: str, head_dim: int) -> i
     share = config.get("partial_rotary_factor", config.get("rotary_pct", nested))
     if not isinstance(share, int | float) or isinstance(share, bool):
         share = _ROTARY_SHARE.get(family, 1.0)
+    if not 0 <= share <= 1:
+        raise SpecError(f"partial_rotary_factor={share} must be between 0 and 1; correct the config.json")
     return int(head_dim * share)

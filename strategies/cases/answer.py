@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,9 @@ from strategies.select import decide, shortage
 from strategies.time.step_time import StepTime, step_time
 from strategies.units import gib
 
+logger = logging.getLogger(__name__)
+LONGEST_MESSAGE = 2000
+"""Of an error, in characters: a line may hold anything, and some of it is repeated."""
 DECIMALS = 4
 """Of a number of GiB: 0.1 MiB."""
 
@@ -53,7 +57,16 @@ def answer_line(line: str, *, number: int) -> str:
         found = answer(_chosen(case), case.spec, cluster=case.cluster, job=case.job, id=case.id)
         return json.dumps(dataclasses.asdict(found))
     except ScalingError as error:
-        return json.dumps({"id": _id_of(line), "error": str(error)})
+        return json.dumps({"id": _id_of(line), "error": str(error)[:LONGEST_MESSAGE]})
+    except RecursionError:
+        return json.dumps(
+            {"id": None, "error": f"line {number} is nested beyond reason; the format is in docs/cases.md"}
+        )
+    except Exception as error:  # a defect of ours must not cost the other lines
+        logger.exception("line %d", number)
+        return json.dumps(
+            {"id": _id_of(line), "error": f"line {number} cannot be estimated: {error!r}; please report it"}
+        )
 
 
 def answer(candidate: Candidate, spec: ModelSpec, *, cluster: Cluster, job: Job, id: str | int) -> Answer:
@@ -115,6 +128,7 @@ def _id_of(line: str) -> Any:
     """Return the id of a line that is otherwise wrong, None where it has none."""
     try:
         parsed = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return parsed.get("id") if isinstance(parsed, dict) else None
+    found = parsed.get("id") if isinstance(parsed, dict) else None
+    return found if isinstance(found, str | int) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from strategies.cluster import CPU_NAME, Cluster, Gpu, gpu_preset
@@ -91,21 +91,22 @@ def read_case(line: str, *, number: int) -> Case:
         ScalingError: a field is missing, unknown, of the wrong type or impossible; names it and its value.
     """
     text = from_json(CaseLine, line, source=f"line {number}", advice="the format is in docs/cases.md")
-    spec = _spec(text.model if isinstance(text.model, str) else json.dumps(text.model, sort_keys=True))
+    is_named = isinstance(text.model, str)
+    spec = _spec(text.model if isinstance(text.model, str) else json.dumps(text.model, sort_keys=True), is_named)
     cluster = _cluster(text.cluster)
     return Case(
         id=text.id,
         spec=spec,
-        model=text.model if isinstance(text.model, str) else None,
+        model=str(text.model) if is_named else None,
         cluster=cluster,
         job=text.job,
         plan=None if text.plan is None else _plan(text.plan, spec=spec, job=text.job, cluster=cluster),
     )
 
 
-@cache
-def _spec(model: str) -> ModelSpec:
-    return load_model_spec(json.loads(model) if model.startswith("{") else model)
+@lru_cache(maxsize=512)
+def _spec(model: str, is_named: bool) -> ModelSpec:
+    return load_model_spec(model if is_named else json.loads(model))
 
 
 def _cluster(given: CaseCluster) -> Cluster:

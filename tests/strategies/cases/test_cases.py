@@ -137,6 +137,10 @@ def test_inline_config_equals_its_preset() -> None:
         ({"plan": CASE["plan"] | {"strategy": "zero4"}}, r"plan\.strategy: .*'zero4'"),
         ({"plan": CASE["plan"] | {"micro_batch_size": 0}}, r"micro_batch_size=0|micro_batch_size.*above zero"),
         ({"plan": CASE["plan"] | {"reduce_bucket_size": -5}}, r"reduce_bucket_size=-5"),
+        ({"plan": CASE["plan"] | {"reduce_bucket_size": 10**30}}, r"reduce_bucket_size=10*"),
+        ({"cluster": {"gpu": "A100-80GB-SXM", "gpus": 8, "gpu_memory_gib": 1e-10}}, r"memory_bytes=0"),
+        ({"model": "{bad"}, r"model \{bad is not known"),
+        ({"model": {"model_type": "gpt_neox", "rotary_pct": 1e9}}, r"partial_rotary_factor=1000000000"),
         ({"extra": 1}, r"unknown keys extra"),
     ],
 )
@@ -149,6 +153,8 @@ def test_what_is_wrong_is_named_with_its_value(changes: dict[str, Any], message:
     assert re.search(message, result["error"]), result["error"]
 
 
-@pytest.mark.parametrize("line", ["", "{", "[]", "null", "3", '{"id": 3}', '{"id": "b", "model": NaN}', '"\\ud800"'])
+@pytest.mark.parametrize(
+    "line", ["", "{", "[" * 100_000, "[]", "null", "3", '{"id": 3}', '{"id": "b", "model": NaN}', '"\\ud800"']
+)
 def test_lines_that_are_no_case_are_answered_too(line: str) -> None:
     assert "error" in json.loads(answer_line(line, number=7))

@@ -65,3 +65,16 @@ def test_own_records_are_appended_and_read(monkeypatch: pytest.MonkeyPatch, tmp_
     assert records.own_records() == (record, record)
     assert record.measured_over_predicted == pytest.approx(1.04)
     records.own_records.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "row", ["gpu,allocated,0,5,x,y", "gpu,allocated,abc,5,x,y", "tpu,allocated,1,1,x,y", "gpu", ""]
+)
+def test_a_row_that_is_no_record_does_not_count(row: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    records.own_records.cache_clear()
+    own_path().parent.mkdir()
+    header = "device,kind,predicted_bytes,measured_bytes,label,source"
+    own_path().write_text(f"{header}\n{row}\ncpu,allocated,100,101,good,here\n")
+    assert [record.label for record in records.own_records()] == ["good"]
+    records.own_records.cache_clear()
