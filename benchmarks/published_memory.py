@@ -1,9 +1,9 @@
 """Instant estimates against published peaks and against runs that are known to have fitted or run out of memory.
 
 Method: every row of data-parallel full training in `reference/measured.csv`, and every user's report of full training
-in `reference/user_cases.csv`, becomes a case (`published_cases`, `user_cases`) or is left out with its reason. A peak is
-compared with the prediction of its kind: ``max_memory_reserved`` with the reserved one, everything else with the
-allocated one. A run counts as right where `fits` says what happened.
+in `reference/user_cases.csv`, becomes a case (`published_cases`, `user_cases`) or is left out with its reason. A peak
+is compared with the prediction of its kind: ``max_memory_reserved`` with the reserved one, all else with the allocated
+one. A run counts as right where `fits` says what happened.
 
 Usage: ``python -m benchmarks.published_memory``; writes ``benchmarks/results/published_memory.json``, ``.md``.
 """
