@@ -47,6 +47,8 @@ class StateLayout:
     """When backward begins: no gradient of this micro batch yet."""
     first_gradient: CauseBytes
     """When the head's gradient is there: all activations are, but most of the logits are gone."""
+    after_head: CauseBytes = NOTHING
+    """Between the head's backward and the last block's."""
     in_blocks: tuple[BlockState, ...]
     """While backward is in the blocks."""
     embedding_backward: CauseBytes = NOTHING
@@ -68,7 +70,7 @@ class StateLayout:
     def backward(self) -> tuple[CauseBytes, ...]:
         """Every moment of a backward, on top of ``resident``."""
         in_blocks = (state.causes for state in self.in_blocks)
-        return (self.backward_start, self.first_gradient, *in_blocks, self.embedding_backward)
+        return (self.backward_start, self.first_gradient, self.after_head, *in_blocks, self.embedding_backward)
 
 
 class Strategy(ABC):

@@ -66,6 +66,8 @@ class GradientElements:
     between: Moment
     """While a forward runs after an earlier micro batch."""
     first_gradient: Moment
+    after_head: Moment
+    """The highest between the head's gradient and the last block: a norm's gradient may send a full bucket off."""
     in_blocks: tuple[BlockMoment, ...]
     """Of every rank that may hold most."""
     after_blocks: Moment
@@ -81,6 +83,7 @@ def gradient_elements(spec: ModelSpec, reduction: Reduction) -> GradientElements
     return GradientElements(
         between=max((walk.between for walk in walks), key=lambda moment: moment.total),
         first_gradient=max((walk.first_gradient for walk in walks), key=lambda moment: moment.total),
+        after_head=max((walk.after_head for walk in walks), key=lambda moment: moment.total),
         in_blocks=tuple(each for walk in walks for each in walk.in_blocks),
         after_blocks=max((walk.after_blocks for walk in walks), key=lambda moment: moment.total),
     )
@@ -102,9 +105,12 @@ class _Walk:
         self._in_bucket: list[Gradient] = []
         self._bucket_elements = 0
         self._in_blocks: dict[tuple[int, int], Moment] = {}
+        self._at_head: list[Moment] = []
+        self._after_head: list[Moment] = []
         self._after_blocks: list[Moment] = []
         self._num_done = self._new_gradient = 0
-        self._is_after_blocks = False
+        self._moments: list[Moment] | None = self._after_head
+        """Where moments outside of blocks are noted."""
 
     def result(self) -> GradientElements:
         between = Moment(gradients=self._fixed, buckets=self._buckets if self._buckets_stay() else 0)
@@ -120,7 +126,8 @@ class _Walk:
         self._reduce_bucket()
         return GradientElements(
             between=between,
-            first_gradient=first,
+            first_gradient=max(first, *self._at_head, key=lambda moment: moment.total) if self._at_head else first,
+            after_head=max(self._after_head, key=lambda moment: moment.total, default=first),
             in_blocks=tuple(
                 BlockMoment(num_done=num_done, new_gradient=new_gradient, moment=moment)
                 for (num_done, new_gradient), moment in self._in_blocks.items()
@@ -134,12 +141,17 @@ class _Walk:
             self._arrive(gradient)
             tied = self._order.tied_elements if gradient is self._order.backward[-1] else 0
             self._note_added(gradient.size + tied)
-        self._is_after_blocks = False
 
     def _arrive(self, gradient: Gradient) -> None:
         """What is noted from now on is at the moment of this gradient."""
         self._num_done, self._new_gradient = gradient.num_done, gradient.size
-        self._is_after_blocks = gradient.is_embedding
+        is_head = gradient.size == self._order.head_elements and not self._order.tied_elements
+        if gradient.is_embedding:
+            self._moments = self._after_blocks
+        elif gradient.is_in_block:
+            self._moments = None
+        else:
+            self._moments = self._at_head if is_head else self._after_head
 
     def _kept_between(self) -> int:
         """Return what earlier micro batches leave: stage 1 every gradient, stage 2 those of the tensors it touches."""
@@ -178,7 +190,7 @@ class _Walk:
             self._new_gradient = 0
             self._note()
         self._loose -= self._order.tied_elements
-        self._is_after_blocks = True
+        self._moments = self._after_blocks
         for gradient in sorted(self._order.backward, key=lambda each: (each.group, each.index)):
             self._make_room(gradient)
             self._put_in_bucket(gradient, in_place=False)
@@ -270,8 +282,8 @@ class _Walk:
 
     def _note(self, copy: int = 0) -> None:
         moment = Moment(gradients=self._fixed + self._loose + self._partition, buckets=self._buckets + copy)
-        if self._is_after_blocks:
-            self._after_blocks.append(moment)
+        if self._moments is not None:
+            self._moments.append(moment)
             return
         key = (self._num_done, self._new_gradient)
         before = self._in_blocks.get(key)

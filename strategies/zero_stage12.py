@@ -72,6 +72,7 @@ def _layout(
         forward=between,
         backward_start=between,
         first_gradient=_moment_bytes(elements.first_gradient, weight),
+        after_head=_moment_bytes(elements.after_head, weight),
         in_blocks=that_may_peak(
             BlockState(
                 num_done=each.num_done,

@@ -69,6 +69,7 @@ class Stretch(StrEnum):
     """The start of backward, in loss and head."""
     AFTER_FIRST_GRADIENT = "after_first_gradient"
     """The rest of the head."""
+    AFTER_HEAD = "after_head"
     LAST_BLOCK = "last_block"
     """Its backward: all other blocks are kept."""
     FIRST_BLOCK = "first_block"
@@ -199,6 +200,7 @@ class _Evaluation:
             ),
             Stretch.BEFORE_FIRST_GRADIENT: self._on(backward_base, self.head.before_gradient),
             Stretch.AFTER_FIRST_GRADIENT: (without_tied, *self._on(without_tied, self.head.after_gradient)),
+            Stretch.AFTER_HEAD: (without_tied,),
             Stretch.LAST_BLOCK: (
                 self._bytes(_without_tied_gradient(level)).plus(kept).plus(block.above, times=-1)
                 for block in self.blocks

@@ -119,6 +119,7 @@ def _moments(
     backward = [
         *of_layout.moments(layout.backward_start, Stretch.BEFORE_FIRST_GRADIENT),
         *of_layout.moments(layout.first_gradient, Stretch.AFTER_FIRST_GRADIENT),
+        *of_layout.moments(layout.after_head, Stretch.AFTER_HEAD),
         *(moment for state in layout.in_blocks for moment in of_layout.of_block(state)),
         *of_layout.moments(layout.embedding_backward, Stretch.EMBEDDING),
     ]
