@@ -267,7 +267,7 @@ def main(words: Sequence[str]) -> int:
     for setup in setups(models or sorted(path.stem for path in MODELS.glob("*.json"))):
         if again is not None and setup not in again:
             continue
-        rows.append(row_of(setup, again and again[setup]))
+        rows.append(row_of(setup, again[setup] if again else None))
         print(report(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
         if not models:  # after every run: there are many, and an interrupted series counts too
             write(rows, summary(rows))
