@@ -240,7 +240,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 5), layout="constrained")
     markers = dict(zip(STRATEGY_PARTS, "osD^vP*", strict=True))
@@ -256,6 +256,10 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     left.legend(frameon=False)
     right.axhline(0, color="black", lw=0.8)
     right.set(xscale="log", xlabel="measured peak, MiB", ylabel="predicted / measured - 1, %")
+    for axis in (left.xaxis, left.yaxis, right.xaxis):
+        axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(ticker.ScalarFormatter())
+        axis.set_minor_locator(ticker.NullLocator())
     figure.suptitle("Peak of live tensors on one rank: closed forms against the real engines")
     figure.savefig(path, dpi=120)
 
