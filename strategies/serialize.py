@@ -18,7 +18,23 @@ PLAN_AGAIN = "make it again with `scaling plan`"
 
 def to_json(value: Any) -> str:
     """Return a frozen dataclass as indented JSON; enums become their text, tuples become lists."""
-    return json.dumps(dataclasses.asdict(value), indent=2) + "\n"
+    return json.dumps(plain(value), indent=2) + "\n"
+
+
+def plain(value: Any) -> Any:
+    """Return a frozen dataclass as nested dictionaries and lists; nothing is copied that JSON holds as it is."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: plain(getattr(value, name)) for name in _field_names(type(value))}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value
+
+
+@cache
+def _field_names(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def from_json(kind: type[T], text: str, *, source: str, advice: str = PLAN_AGAIN) -> T:
@@ -35,7 +51,7 @@ def from_json(kind: type[T], text: str, *, source: str, advice: str = PLAN_AGAIN
         problem = _first_problem(error.errors()[0])
         raise ScalingError(f"{source} is not a valid {kind.__name__}: {problem}; {advice}") from error
     # A misspelt key must not pass silently; pydantic drops unknown keys of standard dataclasses.
-    if unknown := _unknown_keys(json.loads(text), dataclasses.asdict(cast(Any, value))):
+    if unknown := _unknown_keys(json.loads(text), plain(value)):
         raise ScalingError(f"{source} has unknown keys {', '.join(unknown)}; remove or correct them")
     return cast(T, value)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from strategies.memory.predict import predict
 from strategies.model_spec import ModelSpec
 from strategies.plan import Plan
 from strategies.select import decide, shortage
+from strategies.serialize import plain
 from strategies.time.step_time import StepTime, step_time
 from strategies.units import gib
 
@@ -55,7 +55,7 @@ def answer_line(line: str, *, number: int) -> str:
     try:
         case = read_case(line, number=number)
         found = answer(_chosen(case), case.spec, cluster=case.cluster, job=case.job, id=case.id)
-        return json.dumps(dataclasses.asdict(found))
+        return json.dumps(plain(found))
     except ScalingError as error:
         return json.dumps({"id": _id_of(line), "error": str(error)[:LONGEST_MESSAGE]})
     except RecursionError:
@@ -77,7 +77,7 @@ def answer(candidate: Candidate, spec: ModelSpec, *, cluster: Cluster, job: Job,
         id=id,
         level=estimate.level,
         fits=shortage(estimate, cluster=cluster) is None,
-        plan=dataclasses.asdict(candidate.plan),
+        plan=plain(candidate.plan),
         peak_allocated_gib=_gib(estimate.peak_allocated_bytes),
         peak_reserved_gib=_gib(estimate.peak_reserved_bytes),
         context_gib=_gib(estimate.context_bytes),
