@@ -173,7 +173,7 @@ def test_model_of_another_type_is_refused() -> None:
             {"model_type": "lama"},
             r"model_type='lama' is not known \(closest: llama\); known are bert, .*vit.*traced with",
         ),
-        ({"model_type": "mamba"}, "model_type='mamba' is not known.*scaling\.trace"),
+        ({"model_type": "mamba"}, "model_type='mamba' is not known.*scaling.trace"),
         ({"model_type": ["llama"]}, r"model_type=\['llama'\] is not known"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification.*LlamaForCausalLM"),
         ({"architectures": ["LlamaForCausalLM", "Other"]}, "is not covered for model_type llama"),
