@@ -15,7 +15,7 @@ from strategies.units import ceil_div
 
 SEARCHED_STRATEGIES = (StrategyName.DDP, StrategyName.ZERO1, StrategyName.ZERO2, StrategyName.ZERO3)
 SEARCHED_CHECKPOINTING = (ActivationCheckpointing.NONE, ActivationCheckpointing.FULL)
-"""What the trainer runs. Other strategies and settings are estimated where the user names them."""
+"""What is tried where the user names nothing. Others are taken where they are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
