@@ -24,7 +24,7 @@ from scaling.trace import TraceLog, profile, replay
 from scaling.trace.training import trace_training
 from strategies.cluster import Cluster, gpu_preset
 from strategies.decision import Decision
-from strategies.estimate import Estimate, Level, MemoryProfile
+from strategies.estimate import NO_ESTIMATE
 from strategies.job import Job
 from strategies.load_model import load_model_spec
 from strategies.plan import ActivationCheckpointing, Plan, StrategyName
@@ -100,7 +100,7 @@ def _decision(setup: Setup) -> Decision:
             activation_checkpointing=setup.activation_checkpointing,
             buckets=STRATEGIES[setup.strategy].buckets(spec, job),
         ),
-        estimate=Estimate(level=Level.INSTANT, memory=MemoryProfile(phases=()), peak_reserved_bytes=0),
+        estimate=NO_ESTIMATE,
     )
 
 

@@ -24,7 +24,7 @@ from benchmarks.environment import environment
 from strategies.base import StateLayout
 from strategies.cluster import CPU_NAME, Cluster, Gpu
 from strategies.decision import Decision
-from strategies.estimate import CauseBytes, Estimate, Level, MemoryProfile, Phase
+from strategies.estimate import NO_ESTIMATE, CauseBytes, Phase
 from strategies.job import Job, Precision
 from strategies.load_model import load_model_spec
 from strategies.model_spec import ModelSpec
@@ -148,7 +148,7 @@ def decision_of(case: Case, spec: ModelSpec, path: Path) -> Decision:
             offload_param=OffloadDevice.CPU if case.offload == "all" else OffloadDevice.NONE,
             buckets=replace(buckets, overlap_comm=case.overlap_comm),
         ),
-        estimate=Estimate(level=Level.INSTANT, memory=MemoryProfile(phases=()), peak_reserved_bytes=0),
+        estimate=NO_ESTIMATE,
     )
 
 

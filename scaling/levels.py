@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from strategies.cluster import Cluster
 from strategies.decision import Decision
 from strategies.errors import PlanError, SpecError
-from strategies.estimate import Estimate, Level, MemoryProfile
+from strategies.estimate import NO_ESTIMATE, Estimate, Level
 from strategies.job import Job
 from strategies.memory.predict import estimate_of, predict
 from strategies.model_spec import ModelSpec
@@ -105,4 +105,4 @@ def _instant_or_nothing(plan: Plan, question: Question) -> Estimate:
     try:
         return estimate_at(Level.INSTANT, plan, question)
     except SpecError:
-        return Estimate(level=Level.INSTANT, memory=MemoryProfile(phases=()), peak_reserved_bytes=0)
+        return NO_ESTIMATE

@@ -140,3 +140,7 @@ class Estimate:
     def device_bytes(self) -> int:
         """The smallest device that runs the plan. The allocator reserves more where there is more."""
         return self.peak_allocated_bytes + self.unusable_bytes + self.context_bytes
+
+
+NO_ESTIMATE = Estimate(level=Level.INSTANT, memory=MemoryProfile(phases=()), peak_reserved_bytes=0)
+"""Of a plan that is to be run or traced, not predicted."""

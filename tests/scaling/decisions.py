@@ -9,7 +9,7 @@ from typing import Any
 from strategies.cluster import CPU_NAME, Cluster, Gpu
 from strategies.decision import Decision
 from strategies.emit.files import PLAN_FILE, write_plan
-from strategies.estimate import Estimate, Level, MemoryProfile
+from strategies.estimate import NO_ESTIMATE
 from strategies.job import Job, Precision
 from strategies.load_model import load_model_spec
 from strategies.plan import ActivationCheckpointing, Buckets, Plan, StrategyName
@@ -53,8 +53,9 @@ def toy_decision(
         ),
     )
     job = Job(seq_len=8, global_batch_size=accumulation * world_size, precision=precision, gradient_clipping=max_norm)
-    nothing = Estimate(level=Level.INSTANT, memory=MemoryProfile(phases=()), peak_reserved_bytes=0)
-    return Decision(model="toy", num_params=0, cluster=cpu_cluster(world_size), job=job, plan=plan, estimate=nothing)
+    return Decision(
+        model="toy", num_params=0, cluster=cpu_cluster(world_size), job=job, plan=plan, estimate=NO_ESTIMATE
+    )
 
 
 def demo_decision(
