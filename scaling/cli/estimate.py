@@ -47,6 +47,7 @@ def estimate(
     json: options.AsJson = False,
 ) -> None:
     """Predict the memory of one plan, by phase and cause; with --cases of many, one line of JSON each."""
+    flags = locals()
     if cases is not None:
         _answer_all(cases, model=model, level=level)
         return
@@ -55,30 +56,16 @@ def estimate(
     question = options.question_from_flags(
         model,
         # The batch of one sample a GPU until the number of GPUs, which may be detected, is known.
-        job=Job(
-            seq_len=seq_len,
-            global_batch_size=1,
-            precision=precision,
-            optimizer=optimizer,
-            attention=attention,
-            loss=loss,
-        ),
+        job=options.picked(Job, flags | {"global_batch_size": 1}),
         gpus=gpus,
         gpu=gpu,
         gpus_per_node=gpus_per_node,
         gpu_memory_gib=gpu_memory_gib,
         host_memory_gib=host_memory_gib,
     )
-    fixed = FixedParts(
-        strategy=strategy,
-        activation_checkpointing=activation_checkpointing,
-        checkpoint_every=checkpoint_every,
-        micro_batch_size=micro_batch_size,
-        reshard_after_forward=reshard_after_forward,
-        offload_optimizer=offload_optimizer,
-        offload_param=offload_param,
+    _answer_one(
+        question, options.picked(FixedParts, flags), steps=gradient_accumulation_steps, level=level, as_json=json
     )
-    _answer_one(question, fixed, steps=gradient_accumulation_steps, level=level, as_json=json)
 
 
 def _answer_one(question: Question, fixed: FixedParts, *, steps: int, level: Level, as_json: bool) -> None:

@@ -40,6 +40,7 @@ def measure(
     json: options.AsJson = False,
 ) -> None:
     """Run a few steps of a plan on this machine's CPU, and print predicted beside measured by phase and cause."""
+    flags = locals()
     from rich.console import Console
 
     from scaling.comparison import compare, record
@@ -50,29 +51,13 @@ def measure(
     _check_together(trace=trace, simulate=simulate, gpu=gpu)
     question = options.question_from_flags(
         model,
-        job=Job(
-            seq_len=seq_len,
-            global_batch_size=global_batch_size,
-            precision=precision,
-            optimizer=optimizer,
-            attention=attention,
-            loss=loss,
-        ),
+        job=options.picked(Job, flags),
         gpus=simulate or gpus,
         gpu=gpu,
         # Neither a trace nor a simulated rank needs the memory that the plan is about.
         gpu_memory_gib=gpu_memory_gib or (LARGEST if gpu == CPU_NAME and (trace or simulate) else None),
     )
-    fixed = FixedParts(
-        strategy=strategy,
-        activation_checkpointing=activation_checkpointing,
-        checkpoint_every=checkpoint_every,
-        micro_batch_size=micro_batch_size,
-        reshard_after_forward=reshard_after_forward,
-        offload_optimizer=offload_optimizer,
-        offload_param=offload_param,
-    )
-    decision = options.decide_from_flags(question, fixed)
+    decision = options.decide_from_flags(question, options.picked(FixedParts, flags))
     method = Method.TRACED if trace else (Method.REAL if simulate is None else Method.SIMULATED)
     comparison = compare(decision, num_steps=steps, method=method, picture=plot)
     record(comparison)

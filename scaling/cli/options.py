@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 
@@ -15,6 +17,8 @@ from strategies.search import FixedParts
 
 if TYPE_CHECKING:
     from scaling.levels import Question
+
+T = TypeVar("T")
 
 Model = Annotated[str, typer.Argument(help="Preset, folder, config.json or Hugging Face hub id.")]
 SeqLen = Annotated[int, typer.Option(help="Tokens in one sample.")]
@@ -39,6 +43,11 @@ Loss = Annotated[LossImplementation, typer.Option(help="How logits become a loss
 LevelName = Annotated[Level, typer.Option(help="instant: closed forms; traced: seconds; measured: real steps on CPU.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Plot = Annotated[Path | None, typer.Option(help="Write a picture of memory over time to this PNG file.")]
+
+
+def picked(kind: type[T], flags: Mapping[str, Any]) -> T:
+    """Return the noun that ``flags`` describe: those with the names of its fields, as every flag has."""
+    return kind(**{field.name: flags[field.name] for field in fields(cast(Any, kind)) if field.name in flags})
 
 
 def question_from_flags(

@@ -41,40 +41,23 @@ def plan(
     json: options.AsJson = False,
 ) -> None:
     """Choose the simplest plan that fits; print where the bytes go and why simpler plans were rejected."""
+    flags = locals()
     from rich.console import Console
 
     from scaling.report import print_decision, print_launch
     from strategies.emit.files import write_plan
     from strategies.serialize import to_json
 
-    job = Job(
-        seq_len=seq_len,
-        global_batch_size=global_batch_size,
-        precision=precision,
-        gradient_clipping=gradient_clipping,
-        optimizer=optimizer,
-        attention=attention,
-        loss=loss,
-    )
     question = options.question_from_flags(
         model,
-        job=job,
+        job=options.picked(Job, flags),
         gpus=gpus,
         gpu=gpu,
         gpus_per_node=gpus_per_node,
         gpu_memory_gib=gpu_memory_gib,
         host_memory_gib=host_memory_gib,
     )
-    fixed = FixedParts(
-        strategy=strategy,
-        activation_checkpointing=activation_checkpointing,
-        checkpoint_every=checkpoint_every,
-        micro_batch_size=micro_batch_size,
-        reshard_after_forward=reshard_after_forward,
-        offload_optimizer=offload_optimizer,
-        offload_param=offload_param,
-    )
-    decision = options.decide_from_flags(question, fixed, level=level)
+    decision = options.decide_from_flags(question, options.picked(FixedParts, flags), level=level)
     if out:
         from scaling.check_plan import require_trainable
 
