@@ -44,6 +44,14 @@ FAMILIES = (
     (r"Llama|LLaMA|Vicuna", "llama"),
     (r"GPT", "gpt2"),
 )
+GPUS = {
+    "V100-32GB-SXM3": "V100-32GB-SXM2",
+    "L4-24GB": "L4",
+    "A100-80GB": "A100-80GB-SXM",
+    "A100-40GB": "A100-40GB-SXM",
+    "A800-80GB": "A800-80GB-SXM",
+}
+"""Names of the rows that are no names of configs/gpus.csv; an A100 without further word is taken as the SXM one."""
 NOT_STATED = "not stated"
 WITHOUT_FAMILY = r"DeBERTa|DistilBERT|BlenderBot|MiniCPM|OLMo|encoder-decoder|nanochat|GPT-J|GLM"
 
@@ -178,7 +186,8 @@ def other_implementation(row: Row) -> str | None:
 
 
 def _cluster(row: Row, gpus: int) -> dict[str, Any]:
-    name = row["gpu"].split(" (")[0] or NOT_STATED
+    stated = row["gpu"].split(" (")[0]
+    name = GPUS.get(stated, stated) or NOT_STATED
     known = gpu_presets()
     nominal = row["gpu_mem_gib"]
     closest = next((preset for preset in known if preset.startswith(name)), None)

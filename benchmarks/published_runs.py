@@ -17,14 +17,6 @@ from strategies.errors import ScalingError
 from strategies.time.rates import Rates
 from strategies.time.step_time import StepTime, step_time
 
-GPUS = {
-    "V100-32GB-SXM3": "V100-32GB-SXM2",
-    "L4-24GB": "L4",
-    "A100-80GB": "A100-80GB-SXM",
-    "A100-40GB": "A100-40GB-SXM",
-    "A800-80GB": "A800-80GB-SXM",
-}
-"""Names of the rows that are no names of configs/gpus.csv; an A100 without further word is taken as the SXM one."""
 GPUS_PER_NODE = {"BSZ3": 4, "KEMP": 4}
 """Where the source says that its nodes are not of 8."""
 NOT_COMPARABLE = {
@@ -80,7 +72,6 @@ def _case(row: Row) -> Case:
         raise LeftOut(NOT_COMPARABLE[row["id"]])
     case = case_of(row)
     cluster = case["cluster"]
-    cluster["gpu"] = GPUS.get(row["gpu"].split(" (")[0], cluster["gpu"])
     if (per_node := GPUS_PER_NODE.get(row["id"].split("-")[0])) is not None:
         cluster["gpus_per_node"] = min(per_node, cluster["gpus"])
     return read_case(json.dumps(case), number=1)
