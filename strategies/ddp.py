@@ -37,14 +37,7 @@ class Ddp(Strategy):
 
     def buckets(self, spec: ModelSpec, job: Job) -> Buckets:
         elements = BUCKET_BYTES // job.precision.weight_bytes
-        return Buckets(
-            reduce_bucket_size=elements,
-            allgather_bucket_size=elements,
-            stage3_prefetch_bucket_size=0,
-            stage3_param_persistence_threshold=0,
-            stage3_max_live_parameters=0,
-            overlap_comm=True,
-        )
+        return Buckets.outside_deepspeed(elements)
 
     def layout(
         self, spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int, on_cpu: bool = False

@@ -45,14 +45,7 @@ class Fsdp2(Strategy):
     def buckets(self, spec: ModelSpec, job: Job) -> Buckets:
         """Return the largest block's size: FSDP2 has no bucket setting and reduces group by group."""
         elements = max(spec.largest_block_params(), 1)
-        return Buckets(
-            reduce_bucket_size=elements,
-            allgather_bucket_size=elements,
-            stage3_prefetch_bucket_size=0,
-            stage3_param_persistence_threshold=0,
-            stage3_max_live_parameters=0,
-            overlap_comm=True,
-        )
+        return Buckets.outside_deepspeed(elements)
 
     def layout(
         self, spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int, on_cpu: bool = False

@@ -55,6 +55,18 @@ class Buckets:
     stage3_max_live_parameters: int
     overlap_comm: bool
 
+    @classmethod
+    def outside_deepspeed(cls, elements: int) -> Buckets:
+        """Return buffers of ``elements`` that overlap with computing, without anything of stage 3."""
+        return cls(
+            reduce_bucket_size=elements,
+            allgather_bucket_size=elements,
+            stage3_prefetch_bucket_size=0,
+            stage3_param_persistence_threshold=0,
+            stage3_max_live_parameters=0,
+            overlap_comm=True,
+        )
+
     def __post_init__(self) -> None:
         for name in ("reduce_bucket_size", "allgather_bucket_size"):
             if getattr(self, name) <= 0:
