@@ -106,7 +106,13 @@ def has_closed_form(spec: ModelSpec) -> bool:
 
 def has_fused_attention(spec: ModelSpec) -> bool:
     """Whether the library's model can run fused attention; if not, ``flash`` is what a fused kernel would keep."""
-    return any(".blocks.flash." in name for settings in _file(spec.family).values() for name in settings)
+    return _family_has_fused_attention(spec.family)
+
+
+@cache
+def _family_has_fused_attention(family: str) -> bool:
+    # Every estimate asks: the names are looked through once a family.
+    return any(".blocks.flash." in name for settings in _file(family).values() for name in settings)
 
 
 def kinds_of(spec: ModelSpec, *, attention: Attention, seq_len: int, forms: FormSet) -> dict[str, int]:
