@@ -26,6 +26,9 @@ class Engine(ABC):
     times `data_parallel_size`. Nothing else scales it.
     """
 
+    _optimizer: torch.optim.Optimizer
+    """Made by each engine once its parameters are where they stay."""
+
     def __init__(self, model: nn.Module, *, loss: LossImplementation, device: torch.device, meter: PhaseMeter) -> None:
         self.model = model
         """The plain module, for names, config and export; run it through `loss_sum` only."""
@@ -65,9 +68,11 @@ class Engine(ABC):
     def accumulate(self, *, is_last: bool) -> AbstractContextManager[None]:
         """Return the context of one micro batch; after the last one of a window gradients are complete on all ranks."""
 
-    @abstractmethod
+    @final
     def set_learning_rate(self, learning_rate: float) -> None:
         """Use ``learning_rate`` for every parameter group from the next step on."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
 
     @abstractmethod
     def gathered_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -88,8 +93,8 @@ class Engine(ABC):
     def _forward(self, **inputs: torch.Tensor) -> Any:
         """Return the model's output object, which has logits (batch, seq, vocab), or with ``targets`` the loss."""
 
-    @abstractmethod
-    def _backward(self, loss: torch.Tensor) -> None: ...
+    def _backward(self, loss: torch.Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
 
     @abstractmethod
     def _optimizer_step(self) -> torch.Tensor: ...

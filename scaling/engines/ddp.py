@@ -55,10 +55,6 @@ class DdpEngine(Engine):
     def accumulate(self, *, is_last: bool) -> AbstractContextManager[None]:
         return nullcontext() if is_last or self._ddp is None else self._ddp.no_sync()
 
-    def set_learning_rate(self, learning_rate: float) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-
     def gathered_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self.model.named_parameters()
 
@@ -76,9 +72,6 @@ class DdpEngine(Engine):
         # Without gradients there is nothing to synchronise, and ranks may run different numbers of forwards.
         module = self._ddp if self._ddp is not None and torch.is_grad_enabled() else self.model
         return module(**inputs)
-
-    def _backward(self, loss: torch.Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def _optimizer_step(self) -> torch.Tensor:

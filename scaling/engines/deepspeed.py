@@ -65,10 +65,6 @@ class DeepSpeedEngine(Engine):
         self._engine.set_gradient_accumulation_boundary(is_last)
         yield
 
-    def set_learning_rate(self, learning_rate: float) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-
     def gathered_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         if self._shards_parameters:
             # After an evaluation weights fetched ahead for a backward that never comes are still under way, and a

@@ -60,10 +60,6 @@ class Fsdp2Engine(Engine):
     def accumulate(self, *, is_last: bool) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def set_learning_rate(self, learning_rate: float) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-
     def gathered_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         for module in self.model.modules():  # an evaluation leaves weights gathered, in the shards' place
             if isinstance(module, FSDPModule):
@@ -79,9 +75,6 @@ class Fsdp2Engine(Engine):
 
     def _forward(self, **inputs: torch.Tensor) -> Any:
         return self.model(**inputs)
-
-    def _backward(self, loss: torch.Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def _optimizer_step(self) -> torch.Tensor:
