@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,9 @@ from strategies.units import GIB, MIB
 AUTO = "auto"
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Version 2, version 1 (kernel documentation, admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst)."""
+PROCESS_STATUS = Path("/proc/self/status")
+CAP_IPC_LOCK = 14
+"""capabilities(7), linux/capability.h: may lock any amount."""
 DEFAULT_GPUS_PER_NODE = 8
 LARGEST = 10**6
 """GPUs, or GiB: more is a slip."""
@@ -44,7 +48,29 @@ def build_cluster(
     device = _device(gpu, found=found, ranks=count, memory_bytes=memory_bytes)
     host_bytes = round(host_memory_gib * GIB) if host_memory_gib else (host_memory_bytes() if gpu == AUTO else None)
     per_node = gpus_per_node or (count if device.is_cpu else min(count, DEFAULT_GPUS_PER_NODE))
-    return Cluster(gpu=device, gpus=count, gpus_per_node=per_node, host_memory_bytes=host_bytes)
+    locked = locked_memory_bytes() if gpu == AUTO else None
+    return Cluster(
+        gpu=device,
+        gpus=count,
+        gpus_per_node=per_node,
+        host_memory_bytes=host_bytes,
+        locked_memory_bytes=locked,
+    )
+
+
+def locked_memory_bytes() -> int | None:
+    """Return what this process may lock in RAM (``ulimit -l``), None where nothing bounds it (mlock(2))."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if limit == resource.RLIM_INFINITY or _has_capability(CAP_IPC_LOCK):
+        return None
+    return limit
+
+
+def _has_capability(number: int) -> bool:
+    for line in _read(PROCESS_STATUS).splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> number & 1)
+    return False
 
 
 def host_memory_bytes() -> int:

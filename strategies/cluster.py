@@ -47,6 +47,8 @@ class Cluster:
     gpus_per_node: int
     host_memory_bytes: int | None = None
     """Per node; None where unknown."""
+    locked_memory_bytes: int | None = None
+    """What one process may lock in RAM (``ulimit -l``); None where unknown or unlimited."""
     inter_node_bytes_per_s: float | None = None
     """What collectives reach between nodes, per node and direction; None: as in configs/gpu_rates.csv."""
 

@@ -10,7 +10,7 @@ class HostBytes:
     """RAM of one node at one moment."""
 
     pinned: int = 0
-    """Locked in RAM: the kernel cannot take it back; ``ulimit -l`` may bound it."""
+    """Locked in RAM: the kernel cannot take it back."""
     pageable: int = 0
 
     @property
@@ -31,6 +31,8 @@ class HostLedger:
     """While buffers are pinned, which copies them; the model may still be there."""
     steady: HostBytes
     save: HostBytes
+    locked_bytes: int
+    """What one rank locks by ``mlock``, for NVMe. What CUDA pins is locked by its driver, which asks for no limit."""
     nvme_bytes: int
     """States that rest on the node's NVMe."""
     model_checkpoint_bytes: int

@@ -6,7 +6,6 @@ Sources: deepspeed 0.19.8, runtime/zero/stage_1_and_2.py, stage3.py, offload_con
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -45,6 +44,8 @@ class _Offloaded:
     pinned: tuple[int, ...] = ()
     """Bytes of each pinned buffer, before rounding."""
     pageable: int = 0
+    locked: int = 0
+    """Of the pinned buffers those for NVMe, which DeepSpeed locks itself (csrc/pin_memory/page_alloc.cpp)."""
     nvme: int = 0
 
 
@@ -108,6 +109,7 @@ def _ledger(
         initialise=processes + buffers + pinning,
         steady=steady,
         save=steady + HostBytes(pageable=EXPORT_COPIES * saved),
+        locked_bytes=rank.locked,
         nvme_bytes=ranks * rank.nvme,
         model_checkpoint_bytes=saved,
         training_checkpoint_bytes=saved + _updated_bytes(spec, job),
@@ -172,24 +174,24 @@ def _stage3(spec: ModelSpec, *, job: Job, plan: _Placement, data_parallel_size: 
     share = sum(parts)
     states = sum(flat_state_bytes(job, part) for part in parts)
     pinned: list[int] = []
-    pageable = nvme = 0
+    pageable = nvme = locked = 0
     if plan.offload_optimizer is OffloadDevice.CPU:
         pinned += [master * part for part in parts] + [weight * share]
         pageable += master * share + states
     elif plan.offload_optimizer is OffloadDevice.NVME:
         # Masters, gradients and states pass through buffers as long as the largest part.
-        pinned += [weight * share, *_swap_buffers(OPTIMIZER_SWAP_BUFFERS, master * max(parts))]
+        swap_buffers = [master * max(parts)] * OPTIMIZER_SWAP_BUFFERS
+        pinned += [weight * share, *swap_buffers]
+        locked += sum(swap_buffers)
         nvme += 2 * master * share + states
     if plan.offload_param is OffloadDevice.CPU:
         pinned += [weight * part for part in parts]
     elif plan.offload_param is OffloadDevice.NVME:
-        pinned += [PARAMETER_SWAP_BUFFERS * weight * PARAMETER_SWAP_ELEMENTS]
+        buffers = PARAMETER_SWAP_BUFFERS * weight * PARAMETER_SWAP_ELEMENTS
+        pinned += [buffers]
+        locked += buffers
         nvme += weight * share
-    return _Offloaded(pinned=tuple(pinned), pageable=pageable, nvme=nvme)
-
-
-def _swap_buffers(count: int, size: int) -> Sequence[int]:
-    return [size] * count
+    return _Offloaded(pinned=tuple(pinned), pageable=pageable, locked=locked, nvme=nvme)
 
 
 def _fsdp2(spec: ModelSpec, *, job: Job, data_parallel_size: int) -> _Offloaded:

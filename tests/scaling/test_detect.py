@@ -1,6 +1,7 @@
 """What this machine has, and the CPU as a stand-in for a small GPU."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,27 @@ def test_presets_fill_nodes_of_eight() -> None:
 def test_impossible_sizes_are_refused(flag: str, value: float) -> None:
     with pytest.raises(ClusterError, match=f"--{flag.replace('_', '-')} {value}"):
         build(**{"gpu": "cpu", flag: value})
+
+
+def test_locked_memory_is_the_process_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    monkeypatch.setattr(detect, "PROCESS_STATUS", status)
+    # 64 KiB and unlimited are what `bash -c "ulimit -l 64; ..."` and most containers give.
+    program = "from scaling import detect; print(detect.locked_memory_bytes())"
+    without = f"from pathlib import Path; from scaling import detect; detect.PROCESS_STATUS = Path({str(status)!r}); "
+    status.write_text("Name:\tpython\nCapEff:\t0000000000000000\n")
+    shown = subprocess.run(
+        ["bash", "-c", f'ulimit -l 64; exec {sys.executable} -c "{without}{program}"'],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout.strip() == str(64 * 1024)
+    status.write_text("Name:\tpython\nCapEff:\t00000000a80c65fb\n")  # bit 14 is set
+    shown = subprocess.run(
+        ["bash", "-c", f'ulimit -l 64; exec {sys.executable} -c "{without}{program}"'],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout.strip() == "None"

@@ -162,6 +162,15 @@ def test_nvme_takes_masters_gradients_and_moments() -> None:
     assert ledger.nvme_bytes == pytest.approx(16 * spec.num_params, rel=0.001)
 
 
+def test_nvme_locks_the_parameter_buffers_that_deepspeed_documents() -> None:
+    # deepspeed.ai, config-json, offload_param: buffer_count 5 and buffer_size 1e8 elements by default, of 2 bytes each;
+    # CPU offload is pinned by the CUDA driver and locks nothing.
+    spec = load_model_spec("llama-3-8b")
+    ledger = _ledger(spec, StrategyName.ZERO3, param=OffloadDevice.NVME)
+    assert ledger.locked_bytes == 5 * 10**8 * 2
+    assert _ledger(spec, StrategyName.ZERO3, optimizer=OffloadDevice.CPU).locked_bytes == 0
+
+
 def test_checkpoint_of_mixed_precision_is_14_bytes_a_parameter() -> None:
     # bigscience, BLOOM 176B: 2.3 TB a checkpoint with optimizer states, 329 GB for the 16-bit weights.
     spec = load_model_spec("bloom")
