@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from scaling.cli import options
-from scaling.detect import LARGEST
 from strategies.cluster import CPU_NAME
+from strategies.detect import LARGEST
 from strategies.errors import PlanError
 from strategies.job import Attention, Job, LossImplementation, OptimizerName, Precision
 from strategies.plan import OffloadDevice

@@ -65,8 +65,8 @@ def question_from_flags(
     Raises:
         ScalingError: the model is not known or the flags contradict each other.
     """
-    from scaling.detect import build_cluster
     from scaling.levels import Question
+    from strategies.detect import build_cluster
     from strategies.load_model import model_spec, resolve_model
 
     cluster = build_cluster(

@@ -115,7 +115,7 @@ def test_names_in_any_case_and_overridden_memory(
 def test_a_cpu_plan_that_nobody_asked_for_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("scaling.detect._local_gpus", list)
+    monkeypatch.setattr("strategies.detect._local_gpus", list)
     assert run(monkeypatch, changed(gpu="auto")) == 0
     assert "no CUDA device here: planning for CPU ranks" in caplog.text
 

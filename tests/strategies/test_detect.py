@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scaling import detect
+from strategies import detect
 from strategies.errors import ClusterError
 from strategies.units import GIB, MIB
 
@@ -82,8 +82,10 @@ def test_locked_memory_is_the_process_limit(monkeypatch: pytest.MonkeyPatch, tmp
     status = tmp_path / "status"
     monkeypatch.setattr(detect, "PROCESS_STATUS", status)
     # 64 KiB and unlimited are what `bash -c "ulimit -l 64; ..."` and most containers give.
-    program = "from scaling import detect; print(detect.locked_memory_bytes())"
-    without = f"from pathlib import Path; from scaling import detect; detect.PROCESS_STATUS = Path({str(status)!r}); "
+    program = "from strategies import detect; print(detect.locked_memory_bytes())"
+    without = (
+        f"from pathlib import Path; from strategies import detect; detect.PROCESS_STATUS = Path({str(status)!r}); "
+    )
     status.write_text("Name:\tpython\nCapEff:\t0000000000000000\n")
     shown = subprocess.run(
         ["bash", "-c", f'ulimit -l 64; exec {sys.executable} -c "{without}{program}"'],
