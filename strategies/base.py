@@ -95,5 +95,10 @@ class Strategy(ABC):
 
 
 def largest_tensor_params(spec: ModelSpec) -> int:
-    """Return the elements of the largest single tensor: the unit in which gradients and gathers arrive."""
+    """Return the elements of the largest single tensor: the unit in which gathers arrive."""
     return max(tensor.num_params for group in spec.groups for tensor in group.tensors)
+
+
+def largest_trained_params(spec: ModelSpec) -> int:
+    """Return the elements of the largest tensor that is trained: the unit in which gradients arrive."""
+    return max(tensor.num_params for group in spec.groups for tensor in group.tensors if tensor.is_trained)

@@ -11,13 +11,13 @@ from functools import cache
 from typing import final
 
 from strategies.backward_states import growing_gradients
-from strategies.base import NOTHING, BlockState, StateLayout, Strategy, largest_tensor_params
+from strategies.base import NOTHING, BlockState, StateLayout, Strategy, largest_trained_params
 from strategies.estimate import CauseBytes
 from strategies.job import Job
 from strategies.memory.model_states import FP32_BYTES, Sharding
 from strategies.memory.optimizer_states import shard_state_bytes, step_copy_bytes
 from strategies.model_spec import ModelSpec
-from strategies.parameter_order import ParameterOrder, parameter_order
+from strategies.parameter_order import ParameterOrder, parameter_order, tied_weight_elements
 from strategies.plan import Buckets, Plan
 from strategies.units import MIB
 
@@ -50,9 +50,9 @@ class Ddp(Strategy):
 @cache
 def _layout(spec: ModelSpec, job: Job, on_cpu: bool) -> StateLayout:
     weight = job.precision.weight_bytes
-    order, largest = parameter_order(spec), largest_tensor_params(spec)
+    order, largest = parameter_order(spec), largest_trained_params(spec)
     # The buckets are made once and stay: gradients are views of them, so they are resident.
-    gradients = CauseBytes(gradients=weight * spec.num_params)
+    gradients = CauseBytes(gradients=weight * spec.num_trained_params)
     made = _weights(spec, job) + gradients
     return StateLayout(
         resident=made + CauseBytes(optimizer_states=shard_state_bytes(spec, job, 1)),
@@ -70,8 +70,8 @@ def _layout(spec: ModelSpec, job: Job, on_cpu: bool) -> StateLayout:
 @cache
 def _alone(spec: ModelSpec, job: Job, on_cpu: bool, accumulates: bool) -> StateLayout:
     """Return the layout of one rank: no reducer, and gradients only from backward to the end of the step."""
-    weight, params = job.precision.weight_bytes, spec.num_params
-    order, largest = parameter_order(spec), largest_tensor_params(spec)
+    weight, params = job.precision.weight_bytes, spec.num_trained_params
+    order, largest = parameter_order(spec), largest_trained_params(spec)
     all_gradients = CauseBytes(gradients=weight * params)
     # From the second micro batch on those of the first are there, and new ones are added to them one by one.
     kept = all_gradients if accumulates else NOTHING
@@ -96,7 +96,7 @@ def _added_to(causes: CauseBytes, spec: ModelSpec) -> tuple[BlockState, ...]:
     """Return the states of a backward whose gradients are added to others that are there: one lives beside them."""
     return tuple(
         BlockState(num_done=num_done, new_gradient=None, causes=causes, counts_new_gradient=False)
-        for num_done in sorted({0, spec.num_layers - 1})
+        for num_done in sorted({0, spec.num_trained_layers - 1} if spec.num_trained_layers else ())
     )
 
 
@@ -108,13 +108,13 @@ def _at_the_end(order: ParameterOrder, weight: int) -> CauseBytes:
 def _weights(spec: ModelSpec, job: Job) -> CauseBytes:
     return CauseBytes(
         parameters=job.precision.weight_bytes * spec.num_params,
-        master_weights=FP32_BYTES * spec.num_params if job.precision.has_master_weights else 0,
+        master_weights=FP32_BYTES * spec.num_trained_params if job.precision.has_master_weights else 0,
     )
 
 
 def _built(spec: ModelSpec, job: Job, on_cpu: bool) -> CauseBytes:
     """Return the model as it is built, where that is on the device: a tied weight is made twice."""
-    tied = parameter_order(spec).tied_elements
+    tied = tied_weight_elements(spec)
     return CauseBytes(parameters=job.precision.weight_bytes * (spec.num_params + tied)) if on_cpu else NOTHING
 
 
@@ -123,5 +123,6 @@ def _step_bytes(spec: ModelSpec, job: Job, *, largest: int) -> int:
     if not job.precision.has_master_weights:
         group = max(each.num_params for each in parameter_order(spec).groups)
         return step_copy_bytes(job, group, largest=largest)
-    chunk = min(spec.num_params, max(spec.num_params // MASTER_CHUNKS, largest))
+    params = spec.num_trained_params
+    chunk = min(params, max(params // MASTER_CHUNKS, largest))
     return FP32_BYTES * chunk + step_copy_bytes(job, chunk, largest=largest)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from strategies.errors import JobError
+from strategies.trained import Lora
 
 
 class Precision(StrEnum):
@@ -100,6 +101,10 @@ class Job:
     """One kernel a tensor, no temporaries; else torch's ``foreach``, which holds a copy of what it updates."""
     gradient_clipping: float = 1.0
     """Largest global gradient norm; 0 switches clipping off. Always explicit: DeepSpeed's own default has changed."""
+    lora: Lora | None = None
+    """Adapters that are trained in place of the model's own weights; None: the model itself is trained."""
+    freeze: tuple[str, ...] = ()
+    """Patterns of parameter names that are not trained, see `strategies.trained.is_frozen`."""
 
     def __post_init__(self) -> None:
         sizes = {"seq_len": self.seq_len, "global_batch_size": self.global_batch_size}
@@ -109,8 +114,18 @@ class Job:
             raise JobError(f"{', '.join(large)} is more than {MAX_SIZE}; give what one optimizer step really holds")
         if self.seq_len < 2:
             raise JobError(f"seq_len={self.seq_len} leaves no token to predict; give at least 2")
+        if self.lora and self.freeze:
+            raise JobError(
+                f"freeze={list(self.freeze)} with lora: adapters are trained over a model that is frozen whole; "
+                f"leave one of them out"
+            )
         if not 0 <= self.gradient_clipping < float("inf"):
             raise JobError(f"gradient_clipping={self.gradient_clipping} must be zero (off) or a positive number")
+
+    @property
+    def trains_all(self) -> bool:
+        """Whether every weight of the model is trained."""
+        return self.lora is None and not self.freeze
 
     @property
     def tokens_per_step(self) -> int:

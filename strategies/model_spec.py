@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from strategies.errors import SpecError
@@ -32,11 +32,13 @@ class TaskKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterTensor:
-    """One trainable tensor."""
+    """One tensor of weights."""
 
     name: str
     """As ``named_parameters()`` gives it, with ``{layer}`` in place of the block index."""
     shape: tuple[int, ...]
+    is_trained: bool = True
+    """Not frozen: it gets a gradient and is updated."""
 
     @property
     def num_params(self) -> int:
@@ -101,6 +103,11 @@ class ModelSpec:
     variant: str = ""
     """Settings that change no parameter but what forward keeps: see `strategies.architectures.variants`."""
     groups: tuple[ParameterGroup, ...] = ()
+    trained_parts: str = ""
+    """What is trained, as form files call it: empty for everything, see `strategies.adapt`."""
+    adapter_rank: int = 0
+    num_frozen_layers: int = 0
+    """Blocks from the first one on that backward does not reach."""
 
     def __post_init__(self) -> None:
         sizes = {
@@ -124,8 +131,22 @@ class ModelSpec:
 
     @property
     def num_params(self) -> int:
-        """Trainable parameters; tied embeddings counted once."""
+        """All parameters, frozen ones and adapters included; tied embeddings counted once."""
         return sum(group.num_params for group in self.groups)
+
+    @property
+    def num_trained_params(self) -> int:
+        return sum(
+            group.num_copies * tensor.num_params
+            for group in self.groups
+            for tensor in group.tensors
+            if tensor.is_trained
+        )
+
+    @property
+    def num_trained_layers(self) -> int:
+        """Blocks that backward runs through."""
+        return self.num_layers - self.num_frozen_layers
 
     @property
     def query_size(self) -> int:
@@ -136,7 +157,11 @@ class ModelSpec:
         return self.num_key_value_heads * self.head_dim
 
     def parameters(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield (name, shape) of every trainable tensor, in the order of ``named_parameters()``.
+        """Yield (name, shape) of every tensor, in the order of ``named_parameters()``."""
+        yield from ((tensor.name, tensor.shape) for tensor in self.tensors())
+
+    def tensors(self) -> Iterator[ParameterTensor]:
+        """Yield every tensor under its full name, in the order of ``named_parameters()``.
 
         Consecutive block groups form one stack and are interleaved by layer index.
         """
@@ -145,10 +170,10 @@ class ModelSpec:
             if group.role is GroupRole.BLOCK:
                 stack.append(group)
                 continue
-            yield from _stack_parameters(stack)
+            yield from _stack_tensors(stack)
             stack = []
-            yield from ((tensor.name, tensor.shape) for tensor in group.tensors)
-        yield from _stack_parameters(stack)
+            yield from group.tensors
+        yield from _stack_tensors(stack)
 
     def largest_block_params(self) -> int:
         """Return the parameters of the largest single block, 0 for a model without blocks."""
@@ -156,8 +181,8 @@ class ModelSpec:
         return max(blocks, default=0)
 
 
-def _stack_parameters(stack: list[ParameterGroup]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _stack_tensors(stack: list[ParameterGroup]) -> Iterator[ParameterTensor]:
     by_layer = sorted(((layer, group) for group in stack for layer in group.layers), key=lambda pair: pair[0])
     for layer, group in by_layer:
         for tensor in group.tensors:
-            yield tensor.name.format(layer=layer), tensor.shape
+            yield replace(tensor, name=tensor.name.format(layer=layer))

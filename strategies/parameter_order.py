@@ -1,4 +1,4 @@
-"""The tensors of a model as an optimizer and a backward pass meet them: sizes, order, weight decay."""
+"""The trained tensors of a model as an optimizer and a backward pass meet them: sizes, order, weight decay."""
 
 from __future__ import annotations
 
@@ -43,17 +43,18 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterOrder:
-    """Cut of a model's tensors into optimizer groups, and the order of their gradients."""
+    """Cut of a model's trained tensors into optimizer groups, and the order of their gradients."""
 
     groups: tuple[OptimizerGroup, ...]
     backward: tuple[Gradient, ...]
     """Last tensor first. Inside a block the order of names differs from that of use; it decides little."""
     embedding_elements: int
-    """Of the largest tensor of the embedding."""
+    """Of the largest trained tensor of the embedding."""
     tied_elements: int
-    """Of the weight that is embedding and head: its gradient as a head waits for that as an embedding; 0 untied."""
+    """Of the weight that is embedding and head: its gradient as a head waits for that as an embedding; 0 untied, or
+    frozen."""
     head_elements: int
-    """Of the tensor whose gradient comes first."""
+    """Of the head's tensor, whose gradient comes first; 0 where it is frozen."""
 
 
 @cache
@@ -67,10 +68,12 @@ def parameter_order(spec: ModelSpec) -> ParameterOrder:
     blocks = blocks_of_tensors(spec)
     last = spec.num_layers - 1
     num_embedding = sum(len(group.tensors) for group in spec.groups if group.role is GroupRole.EMBEDDING)
-    for block, (name, shape) in zip(blocks, spec.parameters(), strict=True):
-        size = prod(shape)
-        group = 1 if len(shape) < 2 or "bias" in name.rpartition(".")[2] else 0
-        gradients.append((size, group, len(sizes[group]), block, len(shape) > 1))
+    for position, (block, tensor) in enumerate(zip(blocks, spec.tensors(), strict=True)):
+        if not tensor.is_trained:
+            continue
+        size = tensor.num_params
+        group = 1 if len(tensor.shape) < 2 or "bias" in tensor.name.rpartition(".")[2] else 0
+        gradients.append((size, group, len(sizes[group]), block, len(tensor.shape) > 1, position < num_embedding))
         sizes[group].append(size)
     # An empty group does not exist for the optimizer.
     present = [group for group in (0, 1) if sizes[group]]
@@ -88,31 +91,29 @@ def parameter_order(spec: ModelSpec) -> ParameterOrder:
                 num_done=min(max(last - block, 0), last),
                 is_in_block=0 <= block <= last,
                 is_of_matrix=is_matrix,
-                is_embedding=position < num_embedding,
+                is_embedding=is_embedding,
             )
-            for position, (size, group, index, block, is_matrix) in reversed(list(enumerate(gradients)))
+            for size, group, index, block, is_matrix, is_embedding in reversed(gradients)
         ),
-        embedding_elements=max(
-            (
-                tensor.num_params
-                for group in spec.groups
-                if group.role is GroupRole.EMBEDDING
-                for tensor in group.tensors
-            ),
-            default=0,
-        ),
+        embedding_elements=_largest_trained(spec, GroupRole.EMBEDDING),
         tied_elements=tied,
-        head_elements=tied or _head_elements(spec),
+        head_elements=tied or _largest_trained(spec, GroupRole.HEAD),
     )
 
 
-def _tied_elements(spec: ModelSpec) -> int:
+def tied_weight_elements(spec: ModelSpec) -> int:
+    """Return the elements of the weight that is embedding and head, trained or not; 0 where there is none."""
     return spec.vocab_size * spec.hidden_size if spec.tied_embeddings else 0
 
 
-def _head_elements(spec: ModelSpec) -> int:
-    heads = [tensor.num_params for group in spec.groups if group.role is GroupRole.HEAD for tensor in group.tensors]
-    return max(heads, default=0)
+def _tied_elements(spec: ModelSpec) -> int:
+    first = next(spec.tensors())
+    return tied_weight_elements(spec) if first.is_trained else 0
+
+
+def _largest_trained(spec: ModelSpec, role: GroupRole) -> int:
+    groups = (group for group in spec.groups if group.role is role)
+    return max((each.num_params for group in groups for each in group.tensors if each.is_trained), default=0)
 
 
 @cache

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from strategies.model_spec import ModelSpec
-from strategies.parameter_order import tensor_sizes
+from strategies.parameter_order import parameter_order, tensor_sizes
 from strategies.plan import Buckets
 from strategies.units import round_up
 from strategies.zero_gathered import IN_BLOCKS, STRETCHES, BlockMoment, GatheredElements, Moment, Stage3Offload
@@ -27,6 +27,7 @@ class _Weight:
     elements: int
     aligned: int
     is_persistent: bool
+    is_trained: bool = True
     is_available: bool = False
     in_flight: _Gather | None = None
     is_stacked: bool = False
@@ -82,12 +83,13 @@ class _Walk:
                 elements=size,
                 aligned=round_up(size, data_parallel_size),
                 is_persistent=size <= limit,
+                is_trained=tensor.is_trained,
                 is_available=size <= limit,
-                is_stacked=len(shape) == STACKED_DIMENSIONS,
+                is_stacked=len(tensor.shape) == STACKED_DIMENSIONS,
             )
-            for size, (_, shape) in zip(tensor_sizes(spec), spec.parameters(), strict=True)
+            for size, tensor in zip(tensor_sizes(spec), spec.tensors(), strict=True)
         ]
-        self._tied = self._weights[0].elements if spec.tied_embeddings else 0
+        self._tied = parameter_order(spec).tied_elements
         self._uses = uses_of(spec, checkpoint_every)
         self._num_blocks, self._num_forward = self._uses.num_blocks, self._uses.num_forward
         self._queue = deque((index, number) for number, step in enumerate(self._uses.steps) for index in step.weights)
@@ -230,6 +232,8 @@ class _Walk:
             return
         for index in reversed(step.weights):
             weight = self._weights[index]
+            if not weight.is_trained:
+                continue
             self._new_gradient = weight.elements
             if not is_last_use:
                 self._loose += weight.elements
@@ -243,7 +247,9 @@ class _Walk:
 
     def _gradients_of_experts(self, step: ModuleStep) -> None:
         """Handled together when the block's backward is over (create_reduce_and_remove_grad_hooks)."""
-        weights = [self._weights[index] for index in step.weights]
+        weights = [self._weights[index] for index in step.weights if self._weights[index].is_trained]
+        if not weights:
+            return
         self._loose += sum(weight.elements for weight in weights)
         self._new_gradient = max(weight.elements for weight in weights)
         self._note()

@@ -114,8 +114,8 @@ class _Walk:
 
     def result(self) -> GradientElements:
         between = Moment(gradients=self._fixed, buckets=self._buckets if self._buckets_stay() else 0)
-        # A tied head's gradient waits for the embedding's: nothing has come to the buckets yet.
-        has_buckets = self._buckets_stay() or not self._order.tied_elements
+        # A tied head's gradient waits for the embedding's, a frozen one has none: nothing has come to the buckets yet.
+        has_buckets = self._buckets_stay() or (self._order.head_elements and not self._order.tied_elements)
         first = Moment(gradients=self._fixed + self._order.head_elements, buckets=self._buckets if has_buckets else 0)
         if self._buckets_stay():
             self._added_in_place()

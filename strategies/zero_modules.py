@@ -10,6 +10,8 @@ from strategies.parameter_order import blocks_of_tensors
 
 STACKED_DIMENSIONS = 3
 """Of the weights of all experts in one tensor."""
+ADAPTER_LISTS = ("lora_A", "lora_B")
+"""Modules that hold adapters by name, and never run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,8 @@ def module_steps(spec: ModelSpec) -> tuple[ModuleStep, ...]:
         parents = module.split(".")[:-1]
         for length in range(1, len(parents) + 1):
             parent = ".".join(parents[:length])
-            if parent not in entered and not f"{name[len(parent) + 1 :]}".partition(".")[0].isdigit():
+            is_called = parents[length - 1] not in ADAPTER_LISTS
+            if is_called and parent not in entered and not f"{name[len(parent) + 1 :]}".partition(".")[0].isdigit():
                 entered.add(parent)
                 steps.append(ModuleStep(weights=(), block=block))
         if module == before:

@@ -43,6 +43,8 @@ def _layout(
 ) -> StateLayout:
     weight, master = job.precision.weight_bytes, master_element_bytes(job.precision)
     groups = parameter_order(spec).groups
+    # Frozen weights are in no group of the optimizer: every rank keeps them as they are.
+    frozen = CauseBytes(parameters=weight * (spec.num_params - spec.num_trained_params))
     shares = [partition_elements(group, data_parallel_size) for group in groups]
     flat = [share * data_parallel_size for share in shares]
     reduction = Reduction(
@@ -67,8 +69,9 @@ def _layout(
         resident = CauseBytes(parameters=weight * sum(flat), communication_buckets=weight * largest)
     between = _moment_bytes(elements.between, weight)
     return StateLayout(
-        resident=resident,
-        initialise=_initialise(groups, shares=shares, flat=flat, weight=weight, master=0 if offloads else master),
+        resident=frozen + resident,
+        initialise=frozen
+        + _initialise(groups, shares=shares, flat=flat, weight=weight, master=0 if offloads else master),
         forward=between,
         backward_start=between,
         first_gradient=_moment_bytes(elements.first_gradient, weight),

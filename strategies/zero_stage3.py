@@ -9,12 +9,12 @@ from __future__ import annotations
 from functools import cache
 
 from strategies.backward_states import that_may_peak
-from strategies.base import BlockState, StateLayout
+from strategies.base import BlockState, StateLayout, largest_trained_params
 from strategies.estimate import CauseBytes
 from strategies.job import Job
 from strategies.memory.optimizer_states import flat_state_bytes, master_element_bytes, step_copy_bytes
 from strategies.model_spec import ModelSpec
-from strategies.parameter_order import parameter_order, tensor_sizes
+from strategies.parameter_order import parameter_order, tensor_sizes, tied_weight_elements
 from strategies.plan import ActivationCheckpointing, Buckets, OffloadDevice, Plan
 from strategies.units import ceil_div, round_up
 from strategies.zero_gathered import Moment, Stage3Offload
@@ -50,14 +50,15 @@ def _layout(
 ) -> StateLayout:
     weight, master = job.precision.weight_bytes, master_element_bytes(job.precision)
     parts = sub_groups(spec, data_parallel_size)
-    share = sum(parts)
+    trained = sum(parts)
+    share = trained + frozen_elements(spec, data_parallel_size)
     elements = gathered_elements(spec, data_parallel_size, buckets, checkpoint_every=checkpoint_every, offload=offload)
     bucket = weight * buckets.reduce_bucket_size
     # The gradient partition and the reduce bucket are made at initialisation and stay.
     made = CauseBytes(
         parameters=0 if offload.parameters else weight * share,
-        gradients=0 if offload.optimizer else weight * share,
-        master_weights=0 if offload.optimizer else master * share,
+        gradients=0 if offload.optimizer else weight * trained,
+        master_weights=0 if offload.optimizer else master * trained,
         communication_buckets=bucket,
     )
     state_bytes = sum(flat_state_bytes(job, part) for part in parts)
@@ -127,6 +128,13 @@ def sub_groups(spec: ModelSpec, data_parallel_size: int) -> tuple[int, ...]:
     return tuple(found)
 
 
+@cache
+def frozen_elements(spec: ModelSpec, data_parallel_size: int) -> int:
+    """Return the elements of one rank's partitions of frozen weights, which are sharded like all others."""
+    sizes = (tensor.num_params for tensor in spec.tensors() if not tensor.is_trained)
+    return sum(ceil_div(size, data_parallel_size) for size in sizes)
+
+
 def _initialise(
     spec: ModelSpec,
     all_and_one: CauseBytes,
@@ -143,7 +151,7 @@ def _initialise(
     largest, masters = max(sizes), 0
     whole = sum(sizes) if on_cpu else largest
     moments = [
-        CauseBytes(parameters=weight * (sum(sizes) + parameter_order(spec).tied_elements) if on_cpu else 0),
+        CauseBytes(parameters=weight * (sum(sizes) + tied_weight_elements(spec)) if on_cpu else 0),
         # Tensor by tensor; the CPU has the model already.
         CauseBytes(parameters=weight * (whole + (ceil_div(sizes[0], size) if on_cpu else share))),
         all_and_one,
@@ -167,7 +175,7 @@ def _initialise(
 def _step(spec: ModelSpec, job: Job, *, parts: tuple[int, ...], persistent: CauseBytes, size: int) -> CauseBytes:
     """Return the highest moment: a norm, a part's gradients flattened and widened, its update, the last gather."""
     weight, master = job.precision.weight_bytes, master_element_bytes(job.precision)
-    temporaries = [NORM_BYTES * ceil_div(max(tensor_sizes(spec)), size)]
+    temporaries = [NORM_BYTES * ceil_div(largest_trained_params(spec), size)]
     for part in parts:
         widened = master * part if weight < master else 0
         temporaries.append(weight * part + widened)

@@ -17,8 +17,17 @@ from strategies.zero_modules import STACKED_DIMENSIONS, ModuleStep, module_steps
 class Uses:
     """The order in which modules run, as DeepSpeed has recorded it."""
 
-    def __init__(self, shapes: Sequence[tuple[int, ...]], forward: Sequence[ModuleStep], checkpoint_every: int) -> None:
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        forward: Sequence[ModuleStep],
+        checkpoint_every: int,
+        frozen: frozenset[int] = frozenset(),
+    ) -> None:
+        """``frozen``: indices of weights without a gradient; backward ends at the first module that has another one."""
         self._checkpoint_every = checkpoint_every
+        trained = (number for number, step in enumerate(forward) if not frozen.issuperset(step.weights))
+        self._first_backward = next(trained, len(forward)) if frozen else 0
         self._stacked = {index for index, shape in enumerate(shapes) if len(shape) == STACKED_DIMENSIONS}
         self.num_blocks = max(step.block for step in forward)
         self.num_forward = len(forward)
@@ -49,10 +58,12 @@ class Uses:
         return self._traversed[later] - self._traversed[number + 1]
 
     def _backward_steps(self, forward: Sequence[ModuleStep]) -> Iterator[ModuleStep]:
-        for block, steps in groupby(reversed(forward), key=lambda step: step.block):
-            backward = [replace(step, is_backward=True) for step in steps]
-            if self.is_checkpointed(block):
-                yield from (replace(step, is_backward=False) for step in reversed(backward))
+        numbered = list(enumerate(forward))
+        for block, steps in groupby(reversed(numbered), key=lambda pair: pair[1].block):
+            of_block = list(steps)
+            backward = [replace(step, is_backward=True) for number, step in of_block if number >= self._first_backward]
+            if self.is_checkpointed(block) and backward:
+                yield from (step for _, step in reversed(of_block))
             yield from backward
 
     def _count_elements(self, sizes: Sequence[int]) -> None:
@@ -68,4 +79,6 @@ class Uses:
 
 def uses_of(spec: ModelSpec, checkpoint_every: int) -> Uses:
     """Return the modules of a step; ``checkpoint_every``: blocks 0, k, 2k, ... run again in backward, 0 for none."""
-    return Uses([shape for _, shape in spec.parameters()], module_steps(spec), checkpoint_every)
+    tensors = list(spec.tensors())
+    frozen = frozenset(index for index, tensor in enumerate(tensors) if not tensor.is_trained)
+    return Uses([tensor.shape for tensor in tensors], module_steps(spec), checkpoint_every, frozen)

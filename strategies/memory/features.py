@@ -3,8 +3,9 @@
 ``B`` samples, ``S`` tokens a sample, ``h`` hidden size, ``q`` and ``k`` width of all query and of all key heads, ``n``
 and ``c`` their numbers, ``d`` size of a head, ``r`` its rotated part, ``f`` width of the MLP, ``V`` vocabulary, ``P``
 positions, ``E`` experts, ``e`` of them a token, ``x`` width of one (of an image: its side in pixels), ``s`` of the
-shared one. Derived: ``X``, ``Y`` and ``Z`` are S rounded up to 8, 32 and 128, ``D`` is d rounded up as the backward of
-flash attention does, ``G`` the tokens of one chunk of the fused loss, ``A`` the heads rounded up to a power of two.
+shared one, ``R`` the rank of adapters. Derived: ``X``, ``Y`` and ``Z`` are S rounded up to 8, 32 and 128, ``D`` is d
+rounded up as the backward of flash attention does, ``G`` the tokens of one chunk of the fused loss, ``A`` the heads
+rounded up to a power of two.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def sizes_of(spec: ModelSpec, *, micro_batch_size: int, seq_len: int) -> dict[st
             "x": spec.moe_intermediate_size or _image_side(spec, seq_len),
             "s": spec.shared_expert_intermediate_size,
             "P": spec.max_seq_len or 0,
+            "R": spec.adapter_rank,
         }
     )
 

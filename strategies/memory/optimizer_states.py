@@ -63,6 +63,7 @@ def shard_state_bytes(spec: ModelSpec, job: Job, data_parallel_size: int) -> int
         * tensor_state_bytes(job.optimizer, (ceil_div(tensor.shape[0], data_parallel_size), *tensor.shape[1:]), element)
         for group in spec.groups
         for tensor in group.tensors
+        if tensor.is_trained
     )
 
 
