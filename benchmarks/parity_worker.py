@@ -34,10 +34,12 @@ from strategies.decision import Decision
 from strategies.job import Job, Precision
 from strategies.load_model import load_model_spec, resolve_model
 from strategies.plan import ActivationCheckpointing, StrategyName
-from strategies.search import SEARCHED_STRATEGIES, FixedParts
+from strategies.search import FixedParts
 from strategies.select import decide
 from strategies.serialize import read_json
 from strategies.units import GIB
+
+COMPARED_STRATEGIES = (StrategyName.DDP, StrategyName.ZERO1, StrategyName.ZERO2, StrategyName.ZERO3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,7 @@ def main(setting_path: Path, out: Path) -> None:
     launch = read_launch_environment(os.environ)
     join_process_group(launch, device=torch.device("cpu"), timeout_s=300)
     samples = Samples(setting)
-    found = {str(strategy): run(strategy, setting, samples) for strategy in SEARCHED_STRATEGIES}
+    found = {str(strategy): run(strategy, setting, samples) for strategy in COMPARED_STRATEGIES}
     if launch.is_main:
         torch.save({name: (one.losses, one.norms, one.parameters) for name, one in found.items()}, out)
     dist.destroy_process_group()

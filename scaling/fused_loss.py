@@ -19,14 +19,7 @@ from scaling.errors import ModelError
 from scaling.losses import IGNORED_LABEL
 from strategies.job import Precision
 from strategies.memory.logits import fused_chunk_tokens
-
-FAMILIES = frozenset(
-    {
-        "cohere", "falcon", "gemma", "gemma2", "gpt2", "gpt_neox", "gptj", "granite", "llama", "mistral", "mixtral",
-        "olmo2", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "stablelm", "starcoder2",
-    }
-)  # fmt: skip
-"""Whose logits are the head's product with the last hidden state, but for `LogitsScale`: tested, one by one."""
+from strategies.search import FUSED_LOSS_FAMILIES
 
 
 @final
@@ -48,10 +41,10 @@ def compute_loss_fused(model: Any, *, precision: Precision) -> None:
         ModelError: the model's logits may be something else than the head's product.
     """
     model_type = model.config.model_type
-    if model_type not in FAMILIES:
+    if model_type not in FUSED_LOSS_FAMILIES:
         raise ModelError(
             f"loss=fused is not tested with model_type={model_type!r}, whose logits may not be what the head gives; "
-            f"use loss=standard, or one of {', '.join(sorted(FAMILIES))}"
+            f"use loss=standard, or one of {', '.join(sorted(FUSED_LOSS_FAMILIES))}"
         )
     head, scale = model.get_output_embeddings(), logits_scale(model.config)
     compute_format = torch.bfloat16 if precision is Precision.BF16_AUTOCAST else None

@@ -15,7 +15,7 @@ from strategies.decision import Candidate, Decision
 from strategies.emit.commands import launch_commands
 from strategies.estimate import Estimate, Level, MemoryProfile, Phase, PhaseBytes
 from strategies.explain import describe_plan, why
-from strategies.select import shortage
+from strategies.planner.safety import shortage
 from strategies.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:  # brings torch, which planning does without
@@ -52,14 +52,14 @@ def print_decision(decision: Decision, console: Console) -> None:
     lines = [
         f"[bold]{escape(decision.model)}[/bold]: {decision.num_params:,} parameters on {gpus}, {job.precision}, "
         f"sequence {job.seq_len}, global batch {job.global_batch_size}",
-        f"[bold green]Plan[/bold green]: {describe_plan(plan)}",
+        f"[bold green]Plan[/bold green]: {describe_plan(plan, job.loss)}",
         *_headlines(decision.estimate, usable_bytes=cluster.gpu.memory_bytes),
     ]
     _print_lines(console, lines)
     console.print(memory_table(decision.estimate.memory))
     _print_lines(console, [f"Note: {escape(warning)}" for warning in decision.estimate.warnings])
-    reasons = why(decision) or ["this is the simplest one"]
-    _print_lines(console, ["[bold]Why not a simpler plan[/bold]", *(f"  - {reason}" for reason in reasons)])
+    if reasons := why(decision):
+        _print_lines(console, ["[bold]What does not fit[/bold]", *(f"  - {reason}" for reason in reasons)])
 
 
 def _print_lines(console: Console, lines: list[str]) -> None:

@@ -7,15 +7,22 @@ from collections.abc import Iterator
 from strategies.cluster import Cluster
 from strategies.decision import Decision, Rejection, Resource
 from strategies.estimate import PhaseBytes
+from strategies.job import LossImplementation
 from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
 from strategies.units import format_bytes
 
 
-def describe_plan(plan: Plan) -> str:
-    """Return a plan as one phrase.
+def describe_plan(plan: Plan, loss: LossImplementation = LossImplementation.STANDARD) -> str:
+    """Return a plan as one phrase; the loss only where it is not the framework's own.
 
     Example: ``zero2, activation checkpointing full, micro batch 4 x accumulation 2``.
     """
+    batch = f"micro batch {plan.micro_batch_size} x accumulation {plan.gradient_accumulation_steps}"
+    return f"{describe_variant(plan, loss)}, {batch}"
+
+
+def describe_variant(plan: Plan, loss: LossImplementation = LossImplementation.STANDARD) -> str:
+    """Return a plan as one phrase without its micro batch."""
     checkpointing = (
         "no activation checkpointing"
         if plan.activation_checkpointing is ActivationCheckpointing.NONE
@@ -23,8 +30,13 @@ def describe_plan(plan: Plan) -> str:
     )
     if plan.checkpoint_every > 1:
         checkpointing += f" of every {plan.checkpoint_every}th block"
-    parts = [str(plan.strategy), *_placements(plan), checkpointing]
-    return f"{', '.join(parts)}, micro batch {plan.micro_batch_size} x accumulation {plan.gradient_accumulation_steps}"
+    own_loss = () if loss is LossImplementation.STANDARD else (f"{loss} loss",)
+    return ", ".join((describe_kind(plan), checkpointing, *own_loss))
+
+
+def describe_kind(plan: Plan) -> str:
+    """Return strategy and offload as one phrase."""
+    return ", ".join((str(plan.strategy), *_placements(plan)))
 
 
 def _placements(plan: Plan) -> Iterator[str]:
@@ -38,11 +50,12 @@ def _placements(plan: Plan) -> Iterator[str]:
 
 def describe_rejection(rejection: Rejection) -> str:
     """Return one rejected plan as a sentence: what it needs, by how much it is over, and its two largest causes."""
-    estimate, over = rejection.estimate, format_bytes(rejection.over_by_bytes)
-    plan = describe_plan(rejection.plan)
-    if rejection.resource is Resource.HOST_MEMORY and estimate.host is not None:
-        return f"{plan}: needs {format_bytes(estimate.host.peak.total_bytes)} of host memory a node, {over} over"
-    return f"{plan}: needs {format_bytes(estimate.device_bytes)}, {over} over ({largest_causes(estimate.memory.peak)})"
+    needed, over = format_bytes(rejection.needed_bytes), format_bytes(rejection.over_by_bytes)
+    plan = describe_plan(rejection.plan, rejection.loss)
+    if rejection.resource is Resource.HOST_MEMORY:
+        return f"{plan}: needs {needed} of host memory a node, {over} over"
+    at_least = "at least " if rejection.is_lower_bound else ""
+    return f"{plan}: needs {at_least}{needed}, {over} over ({largest_causes(rejection.peak)})"
 
 
 def largest_causes(phase: PhaseBytes, *, count: int = 2) -> str:
@@ -53,27 +66,24 @@ def largest_causes(phase: PhaseBytes, *, count: int = 2) -> str:
 
 
 def why(decision: Decision) -> list[str]:
-    """Return why each simpler plan was rejected, in order of preference; empty when the simplest one was taken."""
+    """Return why each kind of plan that does not fit was rejected; empty where every kind fits."""
     return [describe_rejection(rejection) for rejection in decision.rejected]
 
 
-def nothing_fits(rejected: tuple[Rejection, ...], *, cluster: Cluster) -> str:
+def nothing_fits(rejected: tuple[Rejection, ...], *, cluster: Cluster, safety: float) -> str:
     """Return the message for a job that fits nowhere: the closest plan, what it lacks, what decides its peak."""
     usable_bytes = cluster.gpu.memory_bytes
-    # What fits the GPUs and lacks host memory only is closer than anything that does not.
-    closest = min(rejected, key=lambda each: (each.resource is Resource.GPU_MEMORY, each.over_by_bytes))
+    closest = min(rejected, key=closeness)
+    sure = f" at safety {safety:g}" if safety else ""
     if closest.resource is Resource.HOST_MEMORY:
         host = format_bytes(cluster.host_memory_bytes or 0)
         return (
             f"no plan fits {format_bytes(usable_bytes)} a GPU and {host} of host memory a node; the closest is "
             f"{describe_rejection(closest)}; give nodes with more memory, or fewer GPUs a node"
         )
-    peak = closest.estimate.memory.peak.causes
-    grows_with_tokens = peak.activations + peak.recomputed_block + peak.logits
-    # Only where a shorter sequence can save what is missing.
-    shorter = ", or a shorter --seq-len" if grows_with_tokens > closest.over_by_bytes else ""
-    return (
-        f"no plan fits {format_bytes(usable_bytes)} a GPU; the closest is {describe_rejection(closest)}; "
-        f"give GPUs with at least {format_bytes(closest.estimate.device_bytes)}, or more of them "
-        f"(--gpus){shorter}"
-    )
+    return f"no plan fits {format_bytes(usable_bytes)} a GPU{sure}; the closest is {describe_rejection(closest)}"
+
+
+def closeness(rejection: Rejection) -> tuple[bool, int]:
+    """Return a key that is lower for what is closer: what fits the GPUs and lacks host memory only comes first."""
+    return rejection.resource is Resource.GPU_MEMORY, rejection.over_by_bytes

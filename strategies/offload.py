@@ -23,13 +23,17 @@ def require_possible_offload(plan: Plan) -> None:
     Raises:
         PlanError: names both settings and what the strategy can do.
     """
-    possible = POSSIBLE[plan.strategy]
-    if (plan.offload_optimizer, plan.offload_param) in possible:
+    if (plan.offload_optimizer, plan.offload_param) in POSSIBLE[plan.strategy]:
         return
+    raise impossible_offload(plan.strategy, plan.offload_optimizer, plan.offload_param)
+
+
+def impossible_offload(strategy: StrategyName, optimizer: str, param: str) -> PlanError:
+    """Return the error for states in places where the strategy cannot put them; a place may be ``any``."""
     choices = " or ".join(
-        f"offload_optimizer={optimizer}, offload_param={param}" for optimizer, param in sorted(possible)
+        f"offload_optimizer={optimizer}, offload_param={param}" for optimizer, param in sorted(POSSIBLE[strategy])
     )
-    raise PlanError(
-        f"strategy {plan.strategy} cannot run with offload_optimizer={plan.offload_optimizer} and "
-        f"offload_param={plan.offload_param}; give {choices}, or strategy zero3"
+    return PlanError(
+        f"strategy {strategy} cannot run with offload_optimizer={optimizer} and offload_param={param}; "
+        f"give {choices}, or strategy zero3"
     )

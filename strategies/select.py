@@ -1,68 +1,24 @@
-"""Choose: the first plan, in the caller's order of preference, whose predicted peak fits one GPU."""
+"""Choose: the fastest plan that fits, what it was chosen against, and why each other kind of plan does not fit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from strategies.cluster import Cluster
-from strategies.decision import Decision, Rejection, Resource
+from strategies.decision import Decision, Rejection
 from strategies.errors import NoPlanFitsError, PlanError
 from strategies.estimate import Estimate
-from strategies.explain import describe_plan, nothing_fits
+from strategies.explain import closeness, nothing_fits
 from strategies.job import Job, Precision
-from strategies.memory.predict import predict
 from strategies.model_spec import ModelSpec
-from strategies.plan import ActivationCheckpointing, Plan, StrategyName
-from strategies.search import FixedParts, candidates
+from strategies.plan import OffloadDevice, Plan, StrategyName
+from strategies.planner.ranking import MAX_ALTERNATIVES, best_by_strategy, in_order, pareto_front, ranked
+from strategies.planner.safety import DEFAULT_SAFETY, shortage
+from strategies.planner.sweep import Fit, Question, Sweep, WhyNot, rejection_of
+from strategies.search import FixedParts
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """The plan that fits, and for every kind of plan tried before it the rejection with the smallest micro batch."""
-
-    plan: Plan
-    estimate: Estimate
-    rejected: tuple[Rejection, ...]
-
-
-def select(plans: Iterable[Plan], estimate: Callable[[Plan], Estimate], *, cluster: Cluster) -> Selection:
-    """Return the first plan that fits the GPUs, and the host where its memory is known.
-
-    Raises:
-        NoPlanFitsError: none does; tells the closest one and what it lacks.
-    """
-    rejected: dict[tuple[StrategyName, ActivationCheckpointing], Rejection] = {}
-    for plan in plans:
-        prediction = estimate(plan)
-        lacking = shortage(prediction, cluster=cluster)
-        if lacking is None:
-            return Selection(plan=plan, estimate=prediction, rejected=tuple(rejected.values()))
-        resource, over = lacking
-        # Micro batches come largest first: the last one kept is the one with the best chance.
-        kind = (plan.strategy, plan.activation_checkpointing)
-        rejected[kind] = Rejection(plan=plan, estimate=prediction, over_by_bytes=over, resource=resource)
-    if not rejected:
-        raise PlanError("no legal plan with the given fixed parts; leave one of them to the search")
-    raise NoPlanFitsError(nothing_fits(tuple(rejected.values()), cluster=cluster))
-
-
-def shortage(estimate: Estimate, *, cluster: Cluster) -> tuple[Resource, int] | None:
-    """Return what a plan has too little of and by how many bytes; None where it fits.
-
-    A CPU rank's device memory is the host's: only what the plan rests there on purpose is on top, and that is known.
-    """
-    over = estimate.device_bytes - cluster.gpu.memory_bytes
-    if over > 0:
-        return Resource.GPU_MEMORY, over
-    if estimate.host is None or cluster.host_memory_bytes is None or cluster.gpu.is_cpu:
-        return None
-    over = estimate.host.peak.total_bytes - cluster.host_memory_bytes
-    return (Resource.HOST_MEMORY, over) if over > 0 else None
-
-
-MAX_SUGGESTED_GPUS = 16384
-"""Where the search for a cluster that fits ends."""
+__all__ = ["DEFAULT_SAFETY", "decide", "shortage"]
 
 
 def decide(
@@ -73,63 +29,102 @@ def decide(
     fixed: FixedParts | None = None,
     model: str | None = None,
     estimate: Callable[[Plan], Estimate] | None = None,
+    safety: float = DEFAULT_SAFETY,
+    why_not: WhyNot | None = None,
 ) -> Decision:
-    """Return the decision for ``spec``: the chosen plan and why each simpler one was rejected.
+    """Return the decision for ``spec``: the chosen plan, the ranked others, and what does not fit.
 
-    ``model`` is what training will build the model from; the spec's name where it is None. ``estimate``: how a plan's
-    bytes are found; the closed forms where it is None.
+    ``model`` is what training will build the model from; the spec's name where it is None. ``estimate``: how the bytes
+    of ``job``'s plans are found in the end; the closed forms, which rank them first, where it is None. ``safety``: the
+    coverage of the interval whose upper end must fit; 0 for the point estimate. ``why_not``: why
+    a plan may not be offered.
 
     Raises:
         ScalingError: the input contradicts itself, or nothing fits (NoPlanFitsError).
     """
     fixed = fixed or FixedParts()
-    if job.precision is Precision.BF16 and not cluster.gpu.supports_bf16:
-        raise PlanError(
-            f"precision=bf16, but {cluster.gpu.name} has no bf16 arithmetic (configs/gpus.csv); "
-            f"give --precision fp16 or fp32"
-        )
-    try:
-        selection = _select_on(spec, cluster=cluster, job=job, fixed=fixed, estimate=estimate)
-    except NoPlanFitsError as error:
-        raise NoPlanFitsError(f"{error}; {_more_gpus(spec, cluster=cluster, job=job, fixed=fixed)}") from error
+    if estimate is not None:
+        fixed = replace(fixed, searches_loss=False)  # it is made for the job's own
+    question = Question(spec=spec, cluster=cluster, job=job, fixed=fixed, safety=safety, why_not=why_not)
+    _require_bf16(question)
+    sweep = Sweep(question)
+    outcomes = list(sweep.outcomes())
+    best = ranked(outcome for outcome in outcomes if isinstance(outcome, Fit))
+    rejected = _by_kind((outcome for outcome in outcomes if isinstance(outcome, Rejection)), best)
+    if estimate is not None:
+        best, more = _checked(sweep, best, estimate)
+        rejected = (*more, *rejected)
+    if not best:
+        raise NoPlanFitsError(nothing_fits(rejected, cluster=cluster, safety=safety))
+    return _decision(sweep, best, rejected, model=model or spec.name, has_closed_forms=estimate is None)
+
+
+def _decision(
+    sweep: Sweep, best: list[Fit], rejected: tuple[Rejection, ...], *, model: str, has_closed_forms: bool
+) -> Decision:
+    question, chosen = sweep.question, best[0]
+    cluster, safety = question.cluster, question.safety
+    front = pareto_front(sweep, best) if has_closed_forms else [chosen]
     return Decision(
-        model=model or spec.name,
-        num_params=spec.num_params,
+        model=model,
+        num_params=question.spec.num_params,
         cluster=cluster,
-        job=job,
-        plan=selection.plan,
-        estimate=selection.estimate,
-        rejected=selection.rejected,
+        job=chosen.variant.job,
+        plan=chosen.plan,
+        estimate=chosen.estimate,
+        rejected=rejected,
+        safety=safety,
+        time=chosen.time,
+        by_strategy=tuple(fit.ranked(cluster=cluster, safety=safety) for fit in best_by_strategy(best)),
+        alternatives=tuple(fit.ranked(cluster=cluster, safety=safety) for fit in best[1 : 1 + MAX_ALTERNATIVES]),
+        front=tuple(fit.ranked(cluster=cluster, safety=safety) for fit in front),
     )
 
 
-def _select_on(
-    spec: ModelSpec,
-    *,
-    cluster: Cluster,
-    job: Job,
-    fixed: FixedParts,
-    estimate: Callable[[Plan], Estimate] | None = None,
-) -> Selection:
-    return select(
-        candidates(spec, cluster=cluster, job=job, fixed=fixed),
-        estimate or (lambda plan: predict(spec, cluster=cluster, job=job, plan=plan)),
-        cluster=cluster,
-    )
+def _require_bf16(question: Question) -> None:
+    gpu, precision = question.cluster.gpu, question.job.precision
+    if precision is Precision.BF16 and not gpu.supports_bf16:
+        raise PlanError(
+            f"precision=bf16, but {gpu.name} has no bf16 arithmetic (configs/gpus.csv); give --precision fp16 or fp32"
+        )
 
 
-def _more_gpus(spec: ModelSpec, *, cluster: Cluster, job: Job, fixed: FixedParts) -> str:
-    """Return the smallest doubling of the GPUs that fits, in words; the global batch grows where it has to."""
-    gpus = 2 * cluster.gpus
-    while gpus <= MAX_SUGGESTED_GPUS:
-        # Whole nodes like those that are there: each has its own host memory.
-        larger = replace(cluster, gpus=gpus, gpus_per_node=min(gpus, cluster.gpus_per_node))
-        unit = gpus * (fixed.micro_batch_size or 1)
-        batch = max(job.global_batch_size, unit) // unit * unit
-        try:
-            selection = _select_on(spec, cluster=larger, job=replace(job, global_batch_size=batch), fixed=fixed)
-        except NoPlanFitsError:
-            gpus *= 2
-            continue
-        return f"{gpus} such GPUs would fit with {describe_plan(selection.plan)} (global batch {batch})"
-    return f"no doubling of them up to {MAX_SUGGESTED_GPUS} would fit either"
+Kind = tuple[StrategyName, bool, OffloadDevice, OffloadDevice]
+
+
+def _kind(plan: Plan) -> Kind:
+    return plan.strategy, plan.reshard_after_forward, plan.offload_optimizer, plan.offload_param
+
+
+def _by_kind(rejections: Iterable[Rejection], fits: list[Fit]) -> tuple[Rejection, ...]:
+    """Return of every kind of plan that does not fit at all the one that comes closest, simplest kind first."""
+    fitting = {_kind(fit.plan) for fit in fits}
+    closest: dict[Kind, Rejection] = {}
+    for each in rejections:
+        kind = _kind(each.plan)
+        if kind not in fitting and (kind not in closest or _preference(each) < _preference(closest[kind])):
+            closest[kind] = each
+    return tuple(closest.values())
+
+
+def _preference(rejection: Rejection) -> tuple[bool, bool, int]:
+    """Return a key that is lower for what is closer; a floor says less than an estimate."""
+    return rejection.is_lower_bound, *closeness(rejection)
+
+
+def _checked(
+    sweep: Sweep, best: list[Fit], estimate: Callable[[Plan], Estimate]
+) -> tuple[list[Fit], tuple[Rejection, ...]]:
+    """Return the plans from the first on that fits by ``estimate`` too, with its bytes, and those before it.
+
+    An estimate may take seconds or minutes: no more are made than it takes.
+    """
+    cluster, rejected = sweep.question.cluster, list[Rejection]()
+    for fit in in_order(sweep, best):
+        found = estimate(fit.plan)
+        lacking = shortage(found, cluster=cluster, safety=sweep.question.safety)
+        if lacking is None:
+            others = [each for each in best if each.order != fit.order]
+            return [replace(fit, estimate=found), *others], tuple(rejected)
+        rejected.append(rejection_of(fit.variant, fit.plan, found, lacking, cluster=cluster))
+    return [], tuple(rejected)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 
 from strategies.decision import Decision
-from strategies.estimate import Level
+from strategies.estimate import NO_ESTIMATE, Level
 from strategies.job import Attention, Job, LossImplementation, OptimizerName, Precision
-from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
+from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
 from strategies.search import FixedParts
 
 if TYPE_CHECKING:
@@ -33,13 +34,30 @@ GradientClipping = Annotated[float, typer.Option(help="Largest global gradient n
 Strategy = Annotated[StrategyName | None, typer.Option(help="Take this strategy or refuse.")]
 Checkpointing = Annotated[ActivationCheckpointing | None, typer.Option(help="Take this setting or refuse.")]
 MicroBatchSize = Annotated[int | None, typer.Option(help="Take this micro batch or refuse.")]
-CheckpointEvery = Annotated[int, typer.Option(min=1, help="Checkpoint every k-th block only.")]
-Reshard = Annotated[bool, typer.Option(help="fsdp2: blocks give their gathered weights back after forward.")]
-OffloadOptimizer = Annotated[OffloadDevice, typer.Option(help="Where optimizer states rest.")]
-OffloadParam = Annotated[OffloadDevice, typer.Option(help="Where weights rest (zero3, fsdp2).")]
+CheckpointEvery = Annotated[int | None, typer.Option(min=1, help="Checkpoint every k-th block only.")]
+Reshard = Annotated[bool | None, typer.Option(help="fsdp2: blocks give their gathered weights back after forward.")]
+OffloadOptimizer = Annotated[OffloadDevice | None, typer.Option(help="Where optimizer states rest; none is a choice.")]
+OffloadParam = Annotated[OffloadDevice | None, typer.Option(help="Where weights rest (zero3, fsdp2).")]
 Optimizer = Annotated[OptimizerName, typer.Option(help="Update rule.")]
 AttentionKind = Annotated[Attention, typer.Option(help="flash: fused; eager: quadratic in the sequence length.")]
 Loss = Annotated[LossImplementation, typer.Option(help="How logits become a loss.")]
+Safety = Annotated[
+    float, typer.Option(help="Coverage of the interval whose upper end must fit the GPU; 0: the point estimate.")
+]
+
+
+class OpenLoss(StrEnum):
+    """As `LossImplementation`, or left to the search."""
+
+    AUTO = "auto"
+    STANDARD = "standard"
+    CHUNKED = "chunked"
+    FUSED = "fused"
+
+
+LossOrAuto = Annotated[
+    OpenLoss, typer.Option(help="How logits become a loss; auto: standard or fused, what is faster (instant level).")
+]
 LevelName = Annotated[Level, typer.Option(help="instant: closed forms; traced: seconds; measured: real steps on CPU.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Plot = Annotated[Path | None, typer.Option(help="Write a picture of memory over time to this PNG file.")]
@@ -82,8 +100,15 @@ def question_from_flags(
     return Question(model=reference, spec=model_spec(resolved), cluster=cluster, job=job)
 
 
-def decide_from_flags(question: Question, fixed: FixedParts, *, level: Level = Level.INSTANT) -> Decision:
-    """Return the planner's decision for what the flags describe.
+def decide_from_flags(
+    question: Question,
+    fixed: FixedParts,
+    *,
+    level: Level = Level.INSTANT,
+    safety: float = 0.0,
+    why_not: Callable[[Job, Plan], str | None] | None = None,
+) -> Decision:
+    """Return the planner's decision for what the flags describe; by the point estimate, where nothing else is said.
 
     Raises:
         ScalingError: the flags contradict each other or nothing fits.
@@ -97,5 +122,30 @@ def decide_from_flags(question: Question, fixed: FixedParts, *, level: Level = L
         job=question.job,
         fixed=fixed,
         model=question.model,
-        estimate=estimator(level, question),
+        estimate=None if level is Level.INSTANT else estimator(level, question),
+        safety=safety,
+        why_not=why_not,
     )
+
+
+def why_not_trainable(question: Question) -> Callable[[Job, Plan], str | None]:
+    """Return what tells why our trainer cannot run a plan; None where it can."""
+    from scaling.check_plan import require_trainable
+    from scaling.errors import EngineError
+
+    def why_not(job: Job, plan: Plan) -> str | None:
+        decision = Decision(
+            model=question.model,
+            num_params=question.spec.num_params,
+            cluster=question.cluster,
+            job=job,
+            plan=plan,
+            estimate=NO_ESTIMATE,
+        )
+        try:
+            require_trainable(decision)
+        except EngineError as error:
+            return str(error)
+        return None
+
+    return why_not

@@ -1,4 +1,4 @@
-"""``scaling plan``: choose the simplest plan that fits and write its files."""
+"""``scaling plan``: choose the fastest plan that fits, say why, and write its files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import typer
 from scaling.cli import options
 from strategies.estimate import Level
 from strategies.job import Attention, Job, LossImplementation, OptimizerName, Precision
-from strategies.plan import OffloadDevice
 from strategies.search import FixedParts
 
 
@@ -27,21 +26,24 @@ def plan(
     gradient_clipping: options.GradientClipping = 1.0,
     optimizer: options.Optimizer = OptimizerName.ADAMW,
     attention: options.AttentionKind = Attention.FLASH,
-    loss: options.Loss = LossImplementation.STANDARD,
+    loss: options.LossOrAuto = options.OpenLoss.AUTO,
     strategy: options.Strategy = None,
     activation_checkpointing: options.Checkpointing = None,
-    checkpoint_every: options.CheckpointEvery = 1,
+    checkpoint_every: options.CheckpointEvery = None,
     micro_batch_size: options.MicroBatchSize = None,
-    reshard_after_forward: options.Reshard = True,
-    offload_optimizer: options.OffloadOptimizer = OffloadDevice.NONE,
-    offload_param: options.OffloadParam = OffloadDevice.NONE,
+    reshard_after_forward: options.Reshard = None,
+    offload_optimizer: options.OffloadOptimizer = None,
+    offload_param: options.OffloadParam = None,
+    safety: options.Safety = 0.9,
     level: options.LevelName = Level.INSTANT,
     out: Annotated[Path | None, typer.Option(help="Folder for plan.json and the launcher files.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another plan in --out.")] = False,
     json: options.AsJson = False,
 ) -> None:
-    """Choose the simplest plan that fits; print where the bytes go and why simpler plans were rejected."""
+    """Choose the fastest plan that fits; print where bytes and seconds go and why other plans were not taken."""
     flags = locals()
+    flags["searches_loss"] = loss is options.OpenLoss.AUTO
+    flags["loss"] = LossImplementation.STANDARD if flags["searches_loss"] else LossImplementation(loss)
     from rich.console import Console
 
     from scaling.report import print_decision, print_launch
@@ -57,12 +59,14 @@ def plan(
         gpu_memory_gib=gpu_memory_gib,
         host_memory_gib=host_memory_gib,
     )
-    decision = options.decide_from_flags(question, options.picked(FixedParts, flags), level=level)
-    if out:
-        from scaling.check_plan import require_trainable
-
+    decision = options.decide_from_flags(
+        question,
+        options.picked(FixedParts, flags),
+        level=level,
+        safety=safety,
         # Files and launch lines that the trainer would refuse must not be written.
-        require_trainable(decision)
+        why_not=options.why_not_trainable(question) if out else None,
+    )
     out = out.expanduser() if out else None
     written = write_plan(decision, folder=out, overwrite=overwrite) if out else []
     if json:

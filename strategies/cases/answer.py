@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from strategies.cases.case import Case, read_case
 from strategies.cluster import Cluster
 from strategies.decision import Candidate
-from strategies.errors import ClusterError, ScalingError
+from strategies.errors import ClusterError, NoPlanFitsError, ScalingError
 from strategies.estimate import Estimate
 from strategies.job import Job
 from strategies.memory.predict import predict
 from strategies.model_spec import ModelSpec
 from strategies.plan import Plan
-from strategies.select import decide, shortage
+from strategies.planner.safety import shortage
+from strategies.select import decide
 from strategies.serialize import plain
 from strategies.time.step_time import StepTime, step_time
 from strategies.units import gib
@@ -109,9 +111,21 @@ def _digits(number: float) -> float:
 
 def _chosen(case: Case) -> Candidate:
     if case.plan is None:
-        decision = decide(case.spec, cluster=case.cluster, job=case.job, model=case.model)
-        return Candidate(plan=decision.plan, estimate=decision.estimate)
+        return _planned(case)
     return Candidate(plan=case.plan, estimate=predict(case.spec, cluster=case.cluster, job=case.job, plan=case.plan))
+
+
+def _planned(case: Case) -> Candidate:
+    """Return the planner's choice; where none fits for sure, the fastest that fits by the point estimate, and say so."""
+    choose = partial(decide, case.spec, cluster=case.cluster, job=case.job, model=case.model)
+    try:
+        decision = choose()
+        return Candidate(plan=decision.plan, estimate=decision.estimate)
+    except NoPlanFitsError:
+        decision = choose(safety=0.0)
+    warning = "fits by the point estimate only: the upper end of its interval is more than the GPU has"
+    warned = replace(decision.estimate, warnings=(*decision.estimate.warnings, warning))
+    return Candidate(plan=decision.plan, estimate=warned)
 
 
 def _interval(estimate: Estimate) -> tuple[float, float] | None:

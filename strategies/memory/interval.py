@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from strategies.cluster import Cluster
+from strategies.errors import PlanError
 from strategies.estimate import Interval
 from strategies.records import Device, own_records, shipped_records
 
@@ -31,14 +32,35 @@ def peak_interval(*, allocated_bytes: int, reserved_bytes: int, cluster: Cluster
 @cache
 def ratio_range(device: Device) -> tuple[float, float] | None:
     """Return the range of measured / predicted that covers nine in ten records, each of its own kind of peak."""
+    return conformal_range(_ratios(device))
+
+
+@cache
+def _ratios(device: Device) -> tuple[float, ...]:
     records = [*shipped_records(), *own_records()]
-    return conformal_range([record.measured_over_predicted for record in records if record.device is device])
+    return tuple(record.measured_over_predicted for record in records if record.device is device)
 
 
-def conformal_range(ratios: Sequence[float]) -> tuple[float, float] | None:
-    """Return the ends between which a further ratio lies with a probability of `COVERAGE`; None for too few."""
-    if len(ratios) < FEWEST_RECORDS:
-        return None
+def upper_ratio(cluster: Cluster, *, coverage: float) -> float:
+    """Return the upper end of measured / predicted in an interval of ``coverage``; 1 where nothing is on record for it.
+
+    Raises:
+        PlanError: there are records, but too few for so wide an interval.
+    """
+    ratios = _ratios(Device.CPU if cluster.gpu.is_cpu else Device.GPU)
+    found = conformal_range(ratios, coverage=coverage)
+    if found is None and len(ratios) >= FEWEST_RECORDS:
+        raise PlanError(
+            f"safety={coverage} needs more than the {len(ratios)} predictions on record for such a device; "
+            f"give {COVERAGE} or less"
+        )
+    return 1.0 if found is None else found[1]
+
+
+def conformal_range(ratios: Sequence[float], *, coverage: float = COVERAGE) -> tuple[float, float] | None:
+    """Return the ends between which a further ratio lies with a probability of ``coverage``; None for too few."""
     ordered = sorted(ratios)
-    rank = math.ceil((len(ordered) + 1) * (1 - (1 - COVERAGE) / 2))
+    rank = math.ceil((len(ordered) + 1) * (1 - (1 - coverage) / 2))
+    if len(ratios) < FEWEST_RECORDS or rank > len(ordered):
+        return None
     return ordered[len(ordered) - rank], ordered[rank - 1]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
+
+from strategies.adapt import as_trained
 from strategies.cluster import Cluster
 from strategies.errors import JobError
 from strategies.estimate import Estimate, Level, MemoryProfile, Phase, PhaseBytes
-from strategies.job import Job
+from strategies.job import Job, LossImplementation
 from strategies.memory.host import host_ledger
 from strategies.memory.interval import peak_interval
 from strategies.memory.moments import step_phases
@@ -13,7 +17,7 @@ from strategies.memory.reserved import context_bytes, reserved_bytes, unusable_b
 from strategies.memory.warnings import warnings_of
 from strategies.model_spec import ModelSpec
 from strategies.offload import require_possible_offload
-from strategies.plan import Plan
+from strategies.plan import Plan, StrategyName
 from strategies.registry import STRATEGIES
 
 
@@ -21,13 +25,18 @@ def predict(spec: ModelSpec, *, cluster: Cluster, job: Job, plan: Plan) -> Estim
     """Return the estimate of one plan, for the rank that holds most, in the steady state.
 
     Raises:
-        JobError: the sequence is longer than the model's positions.
-        SpecError: the family's activations have no closed form.
+        JobError: the sequence is longer than the model's positions, or what is to be trained is not in the model.
+        SpecError: the activations of the family, or of what is trained of it, have no closed form.
     """
     require_possible_offload(plan)
     _check_seq_len(spec, job)
+    spec = as_trained(spec, job)
     layout = STRATEGIES[plan.strategy].layout(
-        spec, job=job, plan=plan, data_parallel_size=cluster.gpus, on_cpu=cluster.gpu.is_cpu
+        spec,
+        job=_job_of_states(job, plan.strategy),
+        plan=plan,
+        data_parallel_size=cluster.gpus,
+        on_cpu=cluster.gpu.is_cpu,
     )
     memory = MemoryProfile(
         phases=(
@@ -35,7 +44,18 @@ def predict(spec: ModelSpec, *, cluster: Cluster, job: Job, plan: Plan) -> Estim
             *step_phases(spec, layout, job=job, plan=plan, on_cpu=cluster.gpu.is_cpu),
         )
     )
-    return estimate_of(memory, spec, level=Level.INSTANT, cluster=cluster, job=job, plan=plan)
+    return _around(memory, spec, level=Level.INSTANT, cluster=cluster, job=job, plan=plan)
+
+
+@lru_cache(maxsize=1024)
+def _job_of_states(job: Job, strategy: StrategyName) -> Job:
+    """Return the job without what changes no state, so that a search lays each strategy out once.
+
+    Of the loss only whether it is computed inside the model matters, and under FSDP2 alone.
+    """
+    keeps_loss = strategy is StrategyName.FSDP2 and job.loss is LossImplementation.FUSED
+    loss = job.loss if keeps_loss else LossImplementation.STANDARD
+    return replace(job, seq_len=2, global_batch_size=1, gradient_clipping=1.0, loss=loss)
 
 
 def estimate_of(
@@ -52,6 +72,28 @@ def estimate_of(
 
     ``peak_reserved_bytes``: where it is known better than from the holes of replays.
     """
+    return _around(
+        memory,
+        as_trained(spec, job),
+        level=level,
+        cluster=cluster,
+        job=job,
+        plan=plan,
+        peak_reserved_bytes=peak_reserved_bytes,
+    )
+
+
+def _around(
+    memory: MemoryProfile,
+    spec: ModelSpec,
+    *,
+    level: Level,
+    cluster: Cluster,
+    job: Job,
+    plan: Plan,
+    peak_reserved_bytes: int | None = None,
+) -> Estimate:
+    """Return the same for the model as it is trained."""
     peak = memory.peak_bytes
     reserved = peak_reserved_bytes or max(peak, reserved_bytes(memory, spec, cluster=cluster, job=job, plan=plan))
     return Estimate(

@@ -10,10 +10,11 @@ import torch
 import transformers
 
 from scaling.errors import ModelError
-from scaling.fused_loss import FAMILIES, compute_loss_fused
+from scaling.fused_loss import compute_loss_fused
 from scaling.losses import IGNORED_LABEL, next_token_labels, token_sum_loss
 from scaling.storage_log import StorageLog
 from strategies.job import Precision
+from strategies.search import FUSED_LOSS_FAMILIES
 
 SIZES = {
     "vocab_size": 97,
@@ -75,7 +76,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).norm() / expected.norm().clamp(min=1e-30))
 
 
-@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+@pytest.mark.parametrize("model_type", sorted(FUSED_LOSS_FAMILIES))
 def test_fused_loss_and_gradients_are_those_of_the_models_own_logits(model_type: str) -> None:
     plain = tiny(model_type)
     ids, labels = ids_and_labels()

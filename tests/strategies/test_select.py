@@ -6,7 +6,7 @@ import pytest
 
 from strategies.errors import JobError, NoPlanFitsError, PlanError
 from strategies.memory.predict import predict
-from strategies.plan import ActivationCheckpointing, StrategyName, accumulation_steps
+from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName, accumulation_steps
 from strategies.search import FixedParts, candidates
 from strategies.select import decide
 from tests.strategies.builders import small_cluster, small_job, tiny_spec
@@ -22,38 +22,45 @@ def test_decide_takes_plain_ddp_when_everything_fits() -> None:
     assert decision.rejected == ()
 
 
-def test_decide_rejects_each_simpler_plan_with_the_bytes_it_is_over() -> None:
+def test_decide_rejects_each_kind_of_plan_with_the_bytes_it_is_over() -> None:
     spec, job = tiny_spec(num_layers=64), small_job(global_batch_size=8, seq_len=16)
     generous = small_cluster(name=CPU)
     ddp_peak = _peak(StrategyName.DDP, spec, generous, job)
     zero2_peak = _peak(StrategyName.ZERO2, spec, generous, job)
     assert zero2_peak < ddp_peak
     cluster = small_cluster(name=CPU, memory_bytes=zero2_peak)
-    decision = decide(spec, cluster=cluster, job=job)
+    decision = decide(spec, cluster=cluster, job=job, safety=0)
     assert decision.estimate.device_bytes <= zero2_peak
     assert decision.rejected[0].plan.strategy is StrategyName.DDP
     for rejection in decision.rejected:
-        assert rejection.over_by_bytes == rejection.estimate.device_bytes - zero2_peak > 0
+        exact = predict(spec, cluster=cluster, job=job, plan=rejection.plan).device_bytes
+        assert rejection.over_by_bytes == rejection.needed_bytes - zero2_peak > 0
+        assert rejection.needed_bytes == exact or (rejection.is_lower_bound and rejection.needed_bytes < exact)
 
 
 def _peak(name: StrategyName, spec, cluster, job) -> int:
     fixed = FixedParts(strategy=name, activation_checkpointing=ActivationCheckpointing.FULL, micro_batch_size=1)
-    (plan,) = candidates(spec, cluster=cluster, job=job, fixed=fixed)
+    plan = next(candidates(spec, cluster=cluster, job=job, fixed=fixed))
     return predict(spec, cluster=cluster, job=job, plan=plan).device_bytes
 
 
 def test_decide_raises_with_the_closest_plan_when_nothing_fits() -> None:
-    with pytest.raises(NoPlanFitsError, match=r"no plan fits 1\.00 KiB a GPU; the closest is .* over") as caught:
+    message = r"no plan fits 1\.00 KiB a GPU at safety 0\.9; the closest is .* over"
+    with pytest.raises(NoPlanFitsError, match=message) as caught:
         decide(tiny_spec(), cluster=small_cluster(memory_bytes=1024), job=small_job())
     assert caught.value.exit_code == 3
 
 
 def test_candidates_obey_every_fixed_part() -> None:
     fixed = FixedParts(
-        strategy=StrategyName.ZERO2, activation_checkpointing=ActivationCheckpointing.FULL, micro_batch_size=2
+        strategy=StrategyName.ZERO2,
+        activation_checkpointing=ActivationCheckpointing.FULL,
+        micro_batch_size=2,
+        offload_optimizer=OffloadDevice.CPU,
     )
     plans = list(candidates(tiny_spec(), cluster=small_cluster(), job=small_job(), fixed=fixed))
     assert [(p.strategy, p.activation_checkpointing, p.micro_batch_size) for p in plans] == [("zero2", "full", 2)]
+    assert plans[0].offload_optimizer is OffloadDevice.CPU
     assert plans[0].gradient_accumulation_steps == 2
 
 

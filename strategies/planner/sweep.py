@@ -1,0 +1,240 @@
+"""Estimates every plan of a question as far as its answer needs: for each variant the largest micro batch that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from strategies.cluster import Cluster
+from strategies.decision import RankedPlan, Rejection, Resource
+from strategies.errors import ClusterError, PlanError, SpecError
+from strategies.estimate import Estimate
+from strategies.job import Job
+from strategies.memory.predict import predict
+from strategies.memory.reserved import context_bytes
+from strategies.model_spec import ModelSpec
+from strategies.plan import Buckets, Plan, StrategyName
+from strategies.planner.bound import Bound, lower_bound
+from strategies.planner.safety import capacity, margin, needed_bytes, shortage
+from strategies.search import FixedParts, Variant, micro_batch_sizes, variants
+from strategies.time.step_time import StepTime, step_time
+from strategies.zero import MIN_BUCKET_ELEMENTS
+
+WhyNot = Callable[[Job, Plan], str | None]
+"""Why a plan may not be offered, for instance because the trainer cannot run it; None where it may."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is to be planned: everything that decides the answer."""
+
+    spec: ModelSpec
+    cluster: Cluster
+    job: Job
+    fixed: FixedParts = field(default_factory=FixedParts)
+    safety: float
+    why_not: WhyNot | None = None
+
+    def on(
+        self, *, cluster: Cluster | None = None, job: Job | None = None, fixed: FixedParts | None = None
+    ) -> Question:
+        """Return the same question about another cluster, job or fixed parts."""
+        return replace(self, cluster=cluster or self.cluster, job=job or self.job, fixed=fixed or self.fixed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A plan that fits."""
+
+    order: int
+    """Of its variant: 0 is the simplest."""
+    variant: Variant
+    plan: Plan
+    estimate: Estimate
+    time: StepTime | None
+
+    def ranked(self, *, cluster: Cluster, safety: float) -> RankedPlan:
+        """Return what a decision keeps of it."""
+        estimate = self.estimate
+        return RankedPlan(
+            plan=self.plan,
+            loss=self.variant.job.loss,
+            device_bytes=estimate.device_bytes,
+            needed_bytes=needed_bytes(estimate, cluster=cluster, safety=safety),
+            host_bytes=None if estimate.host is None else estimate.host.peak.total_bytes,
+            peak=estimate.memory.peak,
+            time=self.time,
+        )
+
+
+class Sweep:
+    """All variants of a question; nothing is estimated twice."""
+
+    def __init__(self, question: Question) -> None:
+        """Find the variants and their floors.
+
+        Raises:
+            PlanError: no plan obeys the fixed parts, or none of those may be offered.
+            SpecError: no variant has closed forms.
+        """
+        self.question = question
+        cluster = question.cluster
+        self._sizes = micro_batch_sizes(cluster, question.job, question.fixed)
+        self._context = context_bytes(cluster)
+        self._in_allocator = (cluster.gpu.memory_bytes - self._context) / margin(cluster, question.safety)
+        found = variants(question.spec, cluster=cluster, job=question.job, fixed=question.fixed)
+        self._variants = list(_predictable(question, _allowed(question, found)))
+        self._known: dict[tuple[int, Plan], Estimate] = {}
+
+    def outcomes(self) -> Iterator[Fit | Rejection]:
+        """Yield for each variant its largest micro batch that fits, or the closest one that does not."""
+        for order, (variant, bound) in enumerate(self._variants):
+            yield self._largest(order, variant, bound)
+
+    def smaller(self, fit: Fit) -> Iterator[tuple[Plan, int]]:
+        """Yield the plans of a variant with smaller micro batches, each with the floor under its device bytes."""
+        _, bound = self._variants[fit.order]
+        for size in self._sizes:
+            if size < fit.plan.micro_batch_size:
+                plan = fit.variant.plan(size, gpus=self.question.cluster.gpus, buckets=fit.plan.buckets)
+                yield plan, bound.num_bytes(size) + self._context
+
+    def fit_of(self, fit: Fit, plan: Plan) -> Fit | None:
+        """Return another plan of the same variant as a fit, None where it does not fit."""
+        estimate = self._estimate(fit.order, fit.variant, plan)
+        if self._shortage(estimate) is not None:
+            return None
+        return replace(fit, plan=plan, estimate=estimate, time=self.seconds(fit.variant.job, plan))
+
+    def seconds(self, job: Job, plan: Plan) -> StepTime | None:
+        """Return the time of a step, None where the rates of the device are not known."""
+        return known_step_time(self.question.spec, cluster=self.question.cluster, job=job, plan=plan)
+
+    def _largest(self, order: int, variant: Variant, bound: Bound) -> Fit | Rejection:
+        gpus, rejection = self.question.cluster.gpus, None
+        for size in self._sizes:
+            if bound.num_bytes(size) > self._in_allocator:
+                continue
+            plan = variant.plan(size, gpus=gpus)
+            estimate = self._estimate(order, variant, plan)
+            lacking = self._shortage(estimate)
+            if lacking is not None and lacking[0] is Resource.GPU_MEMORY:
+                plan, estimate, lacking = self._with_smaller_buckets(order, variant, plan, estimate, lacking)
+            if lacking is None:
+                time = self.seconds(variant.job, plan)
+                return Fit(order=order, variant=variant, plan=plan, estimate=estimate, time=time)
+            rejection = rejection_of(variant, plan, estimate, lacking, cluster=self.question.cluster)
+        return rejection or self._below_floor(variant, bound)
+
+    def _with_smaller_buckets(
+        self, order: int, variant: Variant, plan: Plan, estimate: Estimate, lacking: tuple[Resource, int]
+    ) -> tuple[Plan, Estimate, tuple[Resource, int] | None]:
+        """Return the plan with the largest buckets that let it fit; as it was where no size does."""
+        # More than the buckets hold cannot be saved.
+        if variant.strategy not in _WITH_BUCKETS or lacking[1] > estimate.memory.peak.causes.communication_buckets:
+            return plan, estimate, lacking
+        for buckets in _smaller_buckets(variant.buckets):
+            smaller = replace(plan, buckets=buckets)
+            less = self._estimate(order, variant, smaller)
+            if self._shortage(less) is None:
+                return smaller, less, None
+        return plan, estimate, lacking
+
+    def _estimate(self, order: int, variant: Variant, plan: Plan) -> Estimate:
+        known = self._known.get((order, plan))
+        if known is None:
+            known = predict(self.question.spec, cluster=self.question.cluster, job=variant.job, plan=plan)
+            self._known[order, plan] = known
+        return known
+
+    def _shortage(self, estimate: Estimate) -> tuple[Resource, int] | None:
+        return shortage(estimate, cluster=self.question.cluster, safety=self.question.safety)
+
+    def _below_floor(self, variant: Variant, bound: Bound) -> Rejection:
+        """Return the rejection of a variant whose floor is above the memory with the smallest micro batch."""
+        cluster, size = self.question.cluster, self._sizes[-1]
+        needed = round(bound.num_bytes(size) * margin(cluster, self.question.safety)) + self._context
+        return Rejection(
+            plan=variant.plan(size, gpus=cluster.gpus),
+            loss=variant.job.loss,
+            needed_bytes=needed,
+            over_by_bytes=needed - cluster.gpu.memory_bytes,
+            peak=bound.moment(size),
+            is_lower_bound=True,
+        )
+
+
+def rejection_of(
+    variant: Variant, plan: Plan, estimate: Estimate, lacking: tuple[Resource, int], *, cluster: Cluster
+) -> Rejection:
+    """Return why a plan that lacks so many bytes of a resource is not taken."""
+    resource, over = lacking
+    return Rejection(
+        plan=plan,
+        loss=variant.job.loss,
+        resource=resource,
+        needed_bytes=over + capacity(resource, cluster),
+        over_by_bytes=over,
+        peak=estimate.memory.peak,
+    )
+
+
+_WITH_BUCKETS = (StrategyName.ZERO1, StrategyName.ZERO2, StrategyName.ZERO3)
+"""DDP's buckets are its gradients, and FSDP2 has none."""
+
+
+def _smaller_buckets(buckets: Buckets) -> Iterator[Buckets]:
+    """Yield buckets of half the size, a quarter, ..., down to those that are never too small to fill a link."""
+    size = buckets.reduce_bucket_size // 2
+    while size >= MIN_BUCKET_ELEMENTS:
+        prefetch = min(size, buckets.stage3_prefetch_bucket_size)
+        yield replace(
+            buckets, reduce_bucket_size=size, allgather_bucket_size=size, stage3_prefetch_bucket_size=prefetch
+        )
+        size //= 2
+
+
+def known_step_time(spec: ModelSpec, *, cluster: Cluster, job: Job, plan: Plan) -> StepTime | None:
+    """Return the seconds of a step, None where the device's rates are not known: a CPU's without a calibration."""
+    if cluster.gpu.is_cpu:
+        return None
+    try:
+        return step_time(spec, cluster=cluster, job=job, plan=plan)
+    except ClusterError:
+        return None
+
+
+def _allowed(question: Question, found: list[Variant]) -> list[Variant]:
+    """Return the variants that may be offered.
+
+    Raises:
+        PlanError: none may; says why not the simplest one.
+    """
+    why_not, gpus = question.why_not, question.cluster.gpus
+    if why_not is None:
+        return found
+    reasons = [why_not(variant.job, variant.plan(1, gpus=gpus)) for variant in found]
+    allowed = [variant for variant, reason in zip(found, reasons, strict=True) if reason is None]
+    if not allowed:
+        raise PlanError(str(reasons[0]))
+    return allowed
+
+
+def _predictable(question: Question, found: list[Variant]) -> Iterator[tuple[Variant, Bound]]:
+    """Yield the variants whose activations have closed forms.
+
+    Raises:
+        SpecError: none has.
+    """
+    error: SpecError | None = None
+    any_found = False
+    for variant in found:
+        try:
+            bound = lower_bound(question.spec, variant, cluster=question.cluster)
+        except SpecError as missing:
+            error = error or missing
+            continue
+        any_found = True
+        yield variant, bound
+    if error is not None and not any_found:
+        raise error
