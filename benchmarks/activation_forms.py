@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,15 @@ from scaling.trace import Recompute, TracePrecision
 from strategies.architectures.variants import variant_of
 from strategies.estimate import Phase
 from strategies.job import LossImplementation
+from strategies.memory.forms import STAGE3_AUTOCAST
 
 FOLDER = Path(__file__).parents[1] / "strategies" / "memory" / "forms"
-FORMATS = {"16bit": TracePrecision.BF16, "autocast": TracePrecision.BF16_AUTOCAST, "fp32": TracePrecision.FP32}
+FORMATS = {
+    "16bit": TracePrecision.BF16,
+    "autocast": TracePrecision.BF16_AUTOCAST,
+    STAGE3_AUTOCAST: TracePrecision.BF16_AUTOCAST,
+    "fp32": TracePrecision.FP32,
+}
 Traces = Mapping[Phase, Events]
 
 
@@ -65,8 +72,9 @@ def _variants(family: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _settings(family: str, settings: Mapping[str, Any], *, values: Any) -> Iterator[tuple[str, Any]]:
     for name, precision in FORMATS.items():
-        on_cuda = _Maker(family, settings, "cuda", precision, values)
-        on_cpu = _Maker(family, settings, "cpu", precision, values, like=on_cuda)
+        by_stage3 = name == STAGE3_AUTOCAST
+        on_cuda = _Maker(family, settings, "cuda", precision, values, by_stage3=by_stage3)
+        on_cpu = _Maker(family, settings, "cpu", precision, values, like=on_cuda, by_stage3=by_stage3)
         for maker in (on_cuda, on_cpu):
             try:
                 parts = list(maker.parts())
@@ -88,10 +96,11 @@ class _Maker:
         values: Any,
         *,
         like: _Maker | None = None,
+        by_stage3: bool = False,
     ) -> None:
         """`like`: the same on the other device, whose heads for other losses are taken: products and softmax alone."""
         self.family, self.settings, self.kernels, self.precision = family, settings, kernels, precision
-        self.values, self.like = values, like
+        self.values, self.like, self.by_stage3 = values, like, by_stage3
         self.heads: dict[str, Any] = {}
 
     def parts(self) -> Iterator[tuple[str, Any]]:
@@ -107,10 +116,17 @@ class _Maker:
                 traces = reference if is_reference else self._traced(attention, checkpointing=checkpointing)
                 yield f"blocks.{attention}.{checkpointing.value}", self._block(block_moments(traces, cut))
         for loss, other in {**others, LossImplementation.STANDARD: reference}.items():
-            self.heads[f"head.{loss.value}"] = self._head(head_moments(other, cut, like=reference))
+            self.heads[f"head.{loss.value}"] = self._head(
+                head_moments(other, cut, like=reference, loss_is_apart=self._loss_is_apart(loss))
+            )
         if self.like is not None:
             self.heads = {**self.like.heads, **self.heads}
         yield from self.heads.items()
+
+    def _loss_is_apart(self, loss: LossImplementation) -> bool:
+        """Whether autocast, in which the trainer runs the model's own forward, ends before the loss begins."""
+        has_autocast = self.precision.autocast_dtype is not None
+        return has_autocast and self.family not in TASKS and loss is not LossImplementation.FUSED
 
     def _cut(self, reference: Traces, others: Mapping[LossImplementation, Traces]) -> HeadCut:
         if self.like is not None:
@@ -158,6 +174,7 @@ class _Maker:
             is_windowed=attention == "windowed",
             checkpointing=checkpointing,
             loss=loss,
+            by_stage3=self.by_stage3,
         )
         return traced(setting)
 
@@ -178,9 +195,9 @@ class _Maker:
         return result
 
     def _head(self, found: HeadMoments) -> dict[str, Any]:
-        names = ("forward", "before_gradient", "after_gradient", "evaluation")
         nothing = np.zeros(len(self.values))
-        return {name: self._moments(getattr(found, name), base=nothing) for name in names}
+        moments = {each.name: self._moments(getattr(found, each.name), base=nothing) for each in fields(HeadMoments)}
+        return {name: levels for name, levels in moments.items() if levels or not name.endswith("after_model")}
 
     def _moments(self, levels: Any, *, base: Any) -> list[dict[str, Any]]:
         return [_split(levels[index]) for index in pruned(levels, values=self.values, base=base)]

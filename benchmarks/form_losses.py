@@ -1,4 +1,4 @@
-"""Three ways of computing a loss, for tracing: all logits at once, softmax part by part, the trainer's fused loss."""
+"""The trainer's three losses, for tracing: all logits at once, softmax part by part, head and loss as one."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from scaling import fused_loss
-from scaling.losses import IGNORED_LABEL, next_token_labels, token_sum_loss
+from scaling.losses import chunked_token_sum_loss, next_token_labels, token_sum_loss
 from scaling.trace.patching import patched
 from strategies.job import LossImplementation
-from strategies.memory.logits import LOSS_CHUNKS
 from strategies.model_spec import TaskKind
 
 Batch = Any
@@ -35,15 +33,7 @@ def _standard(module: Any, batch: Batch) -> Tensor:
 
 
 def _chunked(module: Any, batch: Batch) -> Tensor:
-    hidden, labels = _hidden_and_labels(module, batch)
-    head = module.get_output_embeddings()
-    losses = [
-        functional.cross_entropy(
-            _scaled(head(part), module).float(), target, ignore_index=IGNORED_LABEL, reduction="sum"
-        )
-        for part, target in zip(hidden.chunk(LOSS_CHUNKS), labels.chunk(LOSS_CHUNKS), strict=True)
-    ]
-    return torch.stack(losses).sum()
+    return chunked_token_sum_loss(module(input_ids=batch["input_ids"]).logits, batch["labels"])
 
 
 def _fused(module: Any, batch: Batch) -> Tensor:
@@ -67,14 +57,3 @@ def _two_chunks(num_tokens: int, *, chunk_tokens: int) -> list[slice]:
 def _hidden_and_labels(module: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     hidden = module.base_model(input_ids=batch["input_ids"]).last_hidden_state
     return hidden.reshape(-1, hidden.shape[-1]), next_token_labels(batch["labels"]).reshape(-1)
-
-
-def _scaled(logits: Tensor, module: Any) -> Tensor:
-    """Return logits as the model's own forward scales or caps them (Gemma 2, Cohere, Granite)."""
-    config = module.config
-    if cap := getattr(config, "final_logit_softcapping", None):
-        return torch.tanh(logits / cap) * cap
-    if scale := getattr(config, "logit_scale", None):
-        return logits * scale
-    scaling = getattr(config, "logits_scaling", None)
-    return logits / scaling if scaling else logits

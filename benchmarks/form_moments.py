@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.form_traces import DEPTH, PARTS, Events, Key
+from benchmarks.form_traces import COLUMN, DEPTH, PARTS, Events, Key
 from scaling.ownership import Cause
 from scaling.storage_log import EventKind
 from scaling.trace.log import CAUSES
 from strategies.estimate import Phase
 
-_GRADIENTS = CAUSES.index(Cause.GRADIENTS)
+_GRADIENTS, _LOGITS = CAUSES.index(Cause.GRADIENTS), CAUSES.index(Cause.LOGITS)
+HALF_BYTES = 2
 Levels = Any
 """(moment, part, feature), bytes per feature."""
 
@@ -124,14 +125,22 @@ class HeadMoments:
     """Moments of head and loss, on top of the level where they begin or end."""
 
     forward: Levels
+    after_model: Levels
+    """Those of forward after the model's own, where the cut-off is known: under autocast, its casts are gone."""
     before_gradient: Levels
     """In backward, before the first gradient of a weight is there."""
     after_gradient: Levels
     evaluation: Levels
+    evaluation_after_model: Levels
 
 
-def head_moments(phases: Mapping[Phase, Events], cut: HeadCut, *, like: Mapping[Phase, Events]) -> HeadMoments:
-    """Return the moments of one loss; ``like`` is the trace that ``cut`` counts in."""
+def head_moments(
+    phases: Mapping[Phase, Events], cut: HeadCut, *, like: Mapping[Phase, Events], loss_is_apart: bool
+) -> HeadMoments:
+    """Return the moments of one loss; ``like`` is the trace that ``cut`` counts in.
+
+    ``loss_is_apart``: tell the loss's from those of the model's own forward.
+    """
     forward, backward = phases[Phase.FORWARD], phases[Phase.BACKWARD]
     start = last_allocation(like[Phase.FORWARD].keys) - cut.forward
     end = _end_of_head(like[Phase.BACKWARD].keys, backward.keys, cut.backward)
@@ -139,12 +148,37 @@ def head_moments(phases: Mapping[Phase, Events], cut: HeadCut, *, like: Mapping[
     base = _without_gradient(like[Phase.BACKWARD].levels[cut.backward - 1])
     evaluation = phases[Phase.EVALUATION]
     begin = last_allocation(like[Phase.EVALUATION].keys) - cut.evaluation
+    returns = _end_of_model(forward, start) if loss_is_apart else len(forward.keys)
+    returns_again = _end_of_model(evaluation, begin) if loss_is_apart else len(evaluation.keys)
+    before, before_again = forward.levels[start - 1], evaluation.levels[begin - 1]
     return HeadMoments(
-        forward=_allocations(forward, start, len(forward.keys)) - forward.levels[start - 1],
+        forward=_allocations(forward, start, returns) - before,
+        after_model=_allocations(forward, returns, len(forward.keys)) - before,
         before_gradient=_allocations(backward, 0, first) - base,
         after_gradient=_allocations(backward, first, end) - base,
-        evaluation=_allocations(evaluation, begin, len(evaluation.keys)) - evaluation.levels[begin - 1],
+        evaluation=_allocations(evaluation, begin, returns_again) - before_again,
+        evaluation_after_model=_without_cast_head(
+            _allocations(evaluation, returns_again, len(evaluation.keys)) - before_again
+        ),
     )
+
+
+def _end_of_model(events: Events, start: int) -> int:
+    """Return the index at which the loss begins: with the first logits of another size than the head's."""
+    made = [
+        (index, key.num_bytes)
+        for index, key in enumerate(events.keys)
+        if index >= start and key.kind == EventKind.ALLOCATE and key.cause == _LOGITS
+    ]
+    return next(index for index, num_bytes in made if num_bytes != made[0][1])
+
+
+def _without_cast_head(levels: Levels) -> Levels:
+    """Return levels without the 16-bit copy of the head's weight, which no backward needs."""
+    result = levels.copy()
+    column = result[:, PARTS.index("activations"), COLUMN["V*h"]]
+    column[column >= HALF_BYTES] -= HALF_BYTES
+    return result
 
 
 _LAST_EVENTS = 16

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from scaling.trace import (
     token_batch,
 )
 from scaling.trace.log import CAUSES, op_names
+from scaling.trace.patching import patched
 from scaling.trace.step import trace_step
 from strategies.estimate import Phase
 from strategies.job import LossImplementation
@@ -64,6 +66,8 @@ class Setting:
     """Whether every layer has a window shorter than the sequence."""
     checkpointing: Recompute
     loss: LossImplementation
+    by_stage3: bool = False
+    """Whether linear layers are those that DeepSpeed puts in place of torch's under stage 3."""
     batch: int | None = None
     """Samples, where forms hold for that number alone."""
 
@@ -136,10 +140,25 @@ def trace_shape(setting: Setting, shape: Shape, *, num_layers: int, every: int =
         num_steps=1,
         evaluate=setting.checkpointing is Recompute.NONE,
     )
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _linear_layers(by_stage3=setting.by_stage3):
         warnings.simplefilter("ignore")
         model = model_factory(config, task=task, attention=setting.attention)
         return trace_step(model, batch, options, loss=loss_function(setting.loss, task), engine=WITHOUT_STEP)
+
+
+@contextmanager
+def _linear_layers(*, by_stage3: bool) -> Iterator[None]:
+    """Compute linear layers as stage 3 does, if asked to: no copy of a weight may outlive its use (zero/linear.py)."""
+    if not by_stage3:
+        yield
+        return
+    from scaling.engines.deepspeed import import_deepspeed
+
+    import_deepspeed(torch.device("cpu"))
+    from deepspeed.runtime.zero.linear import zero3_linear_wrap
+
+    with patched(torch.nn.functional, "linear", zero3_linear_wrap):
+        yield
 
 
 def _keys(log: TraceLog) -> list[Key]:

@@ -16,7 +16,7 @@ from strategies.emit.deepspeed import STAGES, deepspeed_config
 from strategies.emit.files import DEEPSPEED_FILE
 from strategies.errors import PlanError, SpecError
 from strategies.estimate import Level
-from strategies.job import Attention, LossImplementation, OptimizerName, Precision
+from strategies.job import Attention, OptimizerName, Precision
 from strategies.memory.predict import predict
 from strategies.model_spec import ModelSpec
 from strategies.plan import OffloadDevice, StrategyName, accumulation_steps
@@ -134,7 +134,6 @@ def require_trainable(decision: Decision) -> None:
         ("optimizer", job.optimizer, (OptimizerName.ADAMW, OptimizerName.SGD)),
         ("fused_optimizer", job.fused_optimizer, _fused(decision)),
         ("attention", job.attention, (Attention.FLASH,)),
-        ("loss", job.loss, (LossImplementation.STANDARD, LossImplementation.FUSED)),
     ):
         if value not in runs:
             raise EngineError(

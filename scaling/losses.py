@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from strategies.memory.logits import LOSS_CHUNKS
+
 IGNORED_LABEL = -100
 """Labels with this value take no part in loss or count (transformers' and torch's convention)."""
 
@@ -32,3 +34,17 @@ def token_sum_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     targets = next_token_labels(labels).reshape(-1)
     flat = logits.float().view(-1, logits.size(-1))
     return functional.cross_entropy(flat, targets, ignore_index=IGNORED_LABEL, reduction="sum")
+
+
+def chunked_token_sum_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return what `token_sum_loss` does, part by part of the tokens: the logits of one part at a time are in fp32.
+
+    As torchtitan's ``chunked_cross_entropy`` does (commit e23bb707): the softmax of every part is kept for backward.
+    """
+    targets = next_token_labels(labels).reshape(-1).chunk(LOSS_CHUNKS)
+    parts = logits.flatten(0, 1).chunk(LOSS_CHUNKS)
+    losses = [
+        functional.cross_entropy(part.float(), target, ignore_index=IGNORED_LABEL, reduction="sum")
+        for part, target in zip(parts, targets, strict=True)
+    ]
+    return torch.stack(losses).sum()

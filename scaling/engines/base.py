@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scaling.batch import Batch
-from scaling.losses import next_token_labels, token_sum_loss
+from scaling.losses import chunked_token_sum_loss, next_token_labels, token_sum_loss
 from scaling.meter import PhaseMeter
 from scaling.ownership import Owned
 from strategies.estimate import Phase
@@ -36,7 +36,8 @@ class Engine(ABC):
         self.rank = dist.get_rank()
         self.data_parallel_size = dist.get_world_size()
         self._meter = meter
-        self._loss_in_forward = loss is not LossImplementation.STANDARD
+        self._loss_in_forward = loss is LossImplementation.FUSED
+        self._loss_of_logits = chunked_token_sum_loss if loss is LossImplementation.CHUNKED else token_sum_loss
 
     @final
     def loss_sum(self, batch: Batch) -> torch.Tensor:
@@ -45,7 +46,7 @@ class Engine(ABC):
             input_ids = batch.input_ids.to(self.device, non_blocking=True)
             labels = batch.labels.to(self.device, non_blocking=True)
             if not self._loss_in_forward:
-                return token_sum_loss(self._forward(input_ids=input_ids).logits, labels)
+                return self._loss_of_logits(self._forward(input_ids=input_ids).logits, labels)
             loss: torch.Tensor = self._forward(input_ids=input_ids, targets=next_token_labels(labels)).loss
             return loss
 

@@ -48,7 +48,7 @@ class Setting:
 
     seq_len: int
     number_format: str
-    """``16bit``, ``autocast`` (16-bit computation on fp32 weights) or ``fp32``."""
+    """``16bit``, ``autocast`` (16-bit computation on fp32 weights), ``autocast-stage3`` or ``fp32``."""
     attention: Attention
     activation_checkpointing: ActivationCheckpointing
     checkpoint_every: int = 1
@@ -196,6 +196,7 @@ class _Evaluation:
             Stretch.BESIDE_BLOCKS_IN_EVALUATION: (self._base("evaluation_base"),),
             Stretch.FORWARD: (
                 *self._on(forward_base, self.head.forward),
+                *self._on(kept.plus(self._base("forward_base")), self.head.after_model),
                 *(level.plus(in_forward) for level in forward),
             ),
             Stretch.BEFORE_FIRST_GRADIENT: self._on(backward_base, self.head.before_gradient),
@@ -217,6 +218,7 @@ class _Evaluation:
             Stretch.BLOCK_IN_EVALUATION: again,
             Stretch.EVALUATION: (
                 *self._on(evaluation_base, self.head.evaluation),
+                *self._on(self._base("evaluation_base"), self.head.evaluation_after_model),
                 *(level.plus(evaluation) for level in again),
             ),
         }

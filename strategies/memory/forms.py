@@ -16,6 +16,9 @@ from strategies.job import Attention, LossImplementation
 from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing
 
+STAGE3_AUTOCAST = "autocast-stage3"
+"""Autocast with linear layers as DeepSpeed's stage 3 computes them: they keep their input as it comes, and no copy of
+the weight (zero/linear.py)."""
 FOLDER = Path(__file__).parent / "forms"
 
 Form = Mapping[str, float]
@@ -53,6 +56,9 @@ class HeadForms(NamedTuple):
     """In backward, before the first gradient of a weight."""
     after_gradient: Sequence[Level]
     evaluation: Sequence[Level]
+    after_model: Sequence[Level] = ()
+    """Of the loss in forward, where 16-bit copies of weights are gone that no backward needs: autocast has ended."""
+    evaluation_after_model: Sequence[Level] = ()
 
 
 class FormSet(NamedTuple):
@@ -83,13 +89,15 @@ class FormSet(NamedTuple):
 
 
 def form_set(spec: ModelSpec, *, number_format: str, on_cpu: bool) -> FormSet:
-    """Return the forms of a model; ``number_format`` is 16bit, autocast or fp32.
+    """Return the forms of a model; ``number_format`` is 16bit, autocast, autocast-stage3 or fp32.
 
     Raises:
         SpecError: none were made for this family, for its settings, or for this device.
     """
     device = "cpu" if on_cpu else "cuda"
     settings = _settings(spec, f"{device}.{number_format}.")
+    if number_format == STAGE3_AUTOCAST:  # where it has no form of its own, a copy of every weight comes on top
+        settings = {**_settings(spec, f"{device}.autocast."), **settings}
     if not settings:
         raise SpecError(
             f"model {spec.name}: no closed form for the activations of model_type={spec.family!r} with "

@@ -12,6 +12,7 @@ from strategies.base import BlockState, StateLayout
 from strategies.estimate import CauseBytes, Phase, PhaseBytes
 from strategies.job import Job, LossImplementation, Precision
 from strategies.memory.activations import Affine, Bytes, Levels, Setting, Stretch, activation_levels
+from strategies.memory.forms import STAGE3_AUTOCAST
 from strategies.model_spec import ModelSpec
 from strategies.plan import Plan, StrategyName
 
@@ -63,7 +64,9 @@ def number_format(precision: Precision, strategy: StrategyName) -> str:
     """Return the forms that a precision needs: FSDP2 gathers weights in 16 bits and needs no autocast."""
     if precision is Precision.FP32:
         return "fp32"
-    return "autocast" if precision.is_autocast and strategy is not StrategyName.FSDP2 else "16bit"
+    if not precision.is_autocast or strategy is StrategyName.FSDP2:
+        return "16bit"
+    return STAGE3_AUTOCAST if strategy is StrategyName.ZERO3 else "autocast"
 
 
 class _Moment(NamedTuple):

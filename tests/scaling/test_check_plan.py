@@ -19,7 +19,7 @@ from strategies.decision import Decision
 from strategies.emit.deepspeed import deepspeed_config
 from strategies.errors import JobError, PlanError
 from strategies.estimate import CauseBytes, MemoryProfile, Phase, PhaseBytes
-from strategies.job import LossImplementation, OptimizerName, Precision
+from strategies.job import OptimizerName, Precision
 from strategies.load_model import load_model_spec
 from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
 from strategies.serialize import read_json
@@ -120,12 +120,6 @@ def test_fp16_is_refused_by_name(zero2: Decision, tmp_path: Path) -> None:
     wrong = replace(zero2, job=replace(zero2.job, precision=Precision.FP16))
     with pytest.raises(EngineError, match="precision=fp16 cannot be trained under zero2 yet"):
         check(wrong, tmp_path)
-
-
-def test_a_loss_that_no_engine_computes_is_refused_by_name(zero2: Decision, tmp_path: Path) -> None:
-    decision = replace(zero2, job=replace(zero2.job, loss=LossImplementation.CHUNKED))
-    with pytest.raises(EngineError, match=r"loss=chunked cannot be trained .* plan again with standard or fused"):
-        check(decision, tmp_path)
 
 
 def test_fused_descent_on_shards_that_torch_does_not_know_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from scaling.losses import count_loss_tokens, token_sum_loss
+from scaling.losses import chunked_token_sum_loss, count_loss_tokens, token_sum_loss
 
 SMALL = {
     "vocab_size": 64,
@@ -64,6 +64,22 @@ def test_count_loss_tokens_leaves_out_the_first_and_ignored_ones() -> None:
     # Row 1 predicts its last two of three tokens; row 2 has one label left after the move, row 3 none.
     labels = torch.tensor([[5, 6, 7], [5, 6, -100], [5, -100, -100]])
     assert count_loss_tokens(labels) == 3
+
+
+@pytest.mark.parametrize("length", [2, 7, 32])
+def test_chunked_loss_has_the_value_and_the_gradient_of_torchs_own(length: int) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(3, length, 50, requires_grad=True)
+    labels = torch.randint(0, 50, (3, length))
+    labels[1, length // 2 :] = -100
+    chunked_token_sum_loss(logits, labels).backward()
+    again = logits.detach().double().requires_grad_()
+    theirs = torch.nn.functional.cross_entropy(again[:, :-1].transpose(1, 2), labels[:, 1:], reduction="sum")
+    theirs.backward()
+    with torch.no_grad():
+        assert float(chunked_token_sum_loss(logits, labels)) == pytest.approx(float(theirs), rel=1e-6)
+    assert again.grad is not None
+    torch.testing.assert_close(logits.grad, again.grad.float(), rtol=1e-5, atol=1e-6)
 
 
 def test_token_sum_loss_is_computed_in_fp32() -> None:

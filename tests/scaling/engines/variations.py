@@ -34,6 +34,7 @@ class Variation:
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE
     checkpoint_every: int = 1
     reshard_after_forward: bool = True
+    sync_each_batch: bool = True
     offload_optimizer: OffloadDevice = OffloadDevice.NONE
     offload_param: OffloadDevice = OffloadDevice.NONE
     loss: LossImplementation = LossImplementation.STANDARD
@@ -48,6 +49,7 @@ class Variation:
             activation_checkpointing=self.activation_checkpointing,
             checkpoint_every=self.checkpoint_every,
             reshard_after_forward=self.reshard_after_forward,
+            sync_each_batch=self.sync_each_batch,
             offload_optimizer=self.offload_optimizer,
             offload_param=self.offload_param,
         )
@@ -69,10 +71,12 @@ class Variation:
 CPU = OffloadDevice.CPU
 ZERO = (StrategyName.ZERO1, StrategyName.ZERO2, StrategyName.ZERO3)
 WHOLE = (StrategyName.DDP, *ZERO)
+ZERO3_AND_FSDP2 = (StrategyName.ZERO3, StrategyName.FSDP2)
 FSDP2 = Variation(strategy=StrategyName.FSDP2)
 VARIATIONS = {
     "fsdp2": FSDP2,
     "fsdp2-kept": replace(FSDP2, reshard_after_forward=False),
+    "fsdp2-whole-gradients": replace(FSDP2, sync_each_batch=False),
     "fsdp2-bf16": replace(FSDP2, precision=Precision.BF16),
     **{f"{name}-bf16-autocast": Variation(strategy=name, precision=Precision.BF16_AUTOCAST) for name in WHOLE},
     "ddp-bf16-pure": Variation(strategy=StrategyName.DDP, precision=Precision.BF16_PURE),
@@ -93,7 +97,7 @@ VARIATIONS = {
         f"{name}-every-second": Variation(
             strategy=name, activation_checkpointing=ActivationCheckpointing.FULL, checkpoint_every=2
         )
-        for name in (StrategyName.ZERO3, StrategyName.FSDP2)
+        for name in ZERO3_AND_FSDP2
     },
     **{
         f"{name}-fused": Variation(strategy=name, loss=LossImplementation.FUSED)
@@ -105,6 +109,7 @@ VARIATIONS = {
         )
         for name in (StrategyName.DDP, StrategyName.ZERO3, StrategyName.FSDP2)
     },
+    **{f"{name}-chunked": Variation(strategy=name, loss=LossImplementation.CHUNKED) for name in ZERO3_AND_FSDP2},
     "zero3-fused-bf16": Variation(strategy=StrategyName.ZERO3, loss=LossImplementation.FUSED, precision=Precision.BF16),
     **{f"{name}-for-each": Variation(strategy=name, fused_optimizer=False) for name in (*WHOLE, StrategyName.FSDP2)},
     **{f"{name}-sgd": Variation(strategy=name, optimizer=OptimizerName.SGD) for name in WHOLE},

@@ -82,6 +82,7 @@ def test_states_of_a_layout_count_at_their_own_moment() -> None:
         (Precision.BF16, StrategyName.ZERO3, "16bit"),
         (Precision.BF16_PURE, StrategyName.FSDP2, "16bit"),
         (Precision.FP16_AUTOCAST, StrategyName.DDP, "autocast"),
+        (Precision.BF16_AUTOCAST, StrategyName.ZERO3, "autocast-stage3"),
         (Precision.BF16_AUTOCAST, StrategyName.FSDP2, "16bit"),
     ],
 )
