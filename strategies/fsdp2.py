@@ -2,7 +2,8 @@
 
 Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py, followed block by block
 as our own engine uses them (scaling/engines/fsdp2.py): every repeated block is a group, the rest of the model is the
-root group, which stays gathered from forward to backward; gradients are reduced after every micro batch.
+root group, which stays gathered from forward to backward; gradients are reduced after every micro batch, or whole ones
+wait for the last.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from strategies.job import Job, LossImplementation, Precision
 from strategies.memory.model_states import Sharding
 from strategies.memory.optimizer_states import shard_state_bytes, step_copy_bytes
 from strategies.model_spec import ModelSpec
-from strategies.parameter_order import parameter_order
+from strategies.parameter_order import tied_weight_elements
 from strategies.plan import Buckets, OffloadDevice, Plan
 
 
@@ -56,6 +57,7 @@ class Fsdp2(Strategy):
             data_parallel_size,
             plan.reshard_after_forward,
             plan.gradient_accumulation_steps > 1,
+            plan.gradient_accumulation_steps > 1 and not plan.sync_each_batch,
             plan.offload_param is not OffloadDevice.NONE,
             on_cpu,
         )
@@ -63,13 +65,20 @@ class Fsdp2(Strategy):
 
 @cache
 def _layout(
-    spec: ModelSpec, job: Job, data_parallel_size: int, reshard: bool, accumulates: bool, offloads: bool, on_cpu: bool
+    spec: ModelSpec,
+    job: Job,
+    data_parallel_size: int,
+    reshard: bool,
+    accumulates: bool,
+    whole_gradients: bool,
+    offloads: bool,
+    on_cpu: bool,
 ) -> StateLayout:
     formats = formats_of(job.precision)
     root, blocks = sharded_groups(spec, data_parallel_size)
-    shard = root.shard + sum(block.shard for block in blocks)
+    shard = sum(group.trained.shard for group in (root, *blocks))
     # Shards of earlier micro batches are there before backward; offloaded ones are never.
-    keeps = not accumulates and not offloads
+    keeps = (whole_gradients or not accumulates) and not offloads
     passes = Passes(
         spec,
         formats,
@@ -77,15 +86,25 @@ def _layout(
         blocks=blocks,
         reshard=reshard,
         keeps_gradients=keeps,
+        whole_gradients=whole_gradients,
         loss_in_forward=job.loss is LossImplementation.FUSED,
     )
     gather, start, end = passes.forward()
     backward_start, first_gradient, after_blocks = passes.backward()
-    between = CauseBytes(gradients=formats.reduced * shard if accumulates and not offloads else 0)
-    resident = CauseBytes(
-        parameters=formats.shard * shard, optimizer_states=shard_state_bytes(spec, job, data_parallel_size)
+    between = CauseBytes(
+        gradients=formats.reduced * shard if accumulates and not whole_gradients and not offloads else 0
     )
-    largest = max(shard_elements(tensor, data_parallel_size) for group in spec.groups for tensor in group.tensors)
+    waiting = CauseBytes(gradients=passes.waiting_gradients)
+    resident = CauseBytes(
+        parameters=sum(map(formats.shard_bytes, (root, *blocks))),
+        optimizer_states=shard_state_bytes(spec, job, data_parallel_size)
+    )
+    largest = max(
+        shard_elements(tensor, data_parallel_size)
+        for group in spec.groups
+        for tensor in group.tensors
+        if tensor.is_trained
+    )
     step = CauseBytes(
         gradients=formats.reduced * shard,
         step_temporaries=max(
@@ -102,11 +121,11 @@ def _layout(
             blocks=blocks,
             on_cpu=on_cpu,
             offloads=offloads,
-            tied=parameter_order(spec).tied_elements,
+            tied=tied_weight_elements(spec),
         ),
-        forward=between + end,
-        forward_start=between + start,
-        forward_gather=between + gather,
+        forward=between + waiting + end,
+        forward_start=between + waiting + start,
+        forward_gather=between + waiting + gather,
         backward_start=between + backward_start,
         first_gradient=between + first_gradient,
         in_blocks=that_may_peak(replace(state, causes=between + state.causes) for state in passes.in_blocks()),
@@ -141,8 +160,8 @@ def _initialise(
         if on_cpu and built < formats.shard:
             widening = built * group.widening
             moments.append(CauseBytes(parameters=shards + built * waiting, step_temporaries=widening))
-        shards += 0 if offloads else formats.shard * group.shard
-        whole = formats.shard * group.elements
+        shards += 0 if offloads else formats.shard_bytes(group)
+        whole = formats.whole_bytes(group)
         moments.append(CauseBytes(parameters=shards + built * waiting, step_temporaries=whole))
     return max(moments, key=total_bytes)
 
@@ -150,7 +169,7 @@ def _initialise(
 def _shards_by_optimizer_group(spec: ModelSpec, data_parallel_size: int) -> list[int]:
     sums = [0, 0]
     for group in spec.groups:
-        for tensor in group.tensors:
+        for tensor in (each for each in group.tensors if each.is_trained):
             index = 1 if len(tensor.shape) < 2 or "bias" in tensor.name.rpartition(".")[2] else 0
             sums[index] += group.num_copies * shard_elements(tensor, data_parallel_size)
     return sums

@@ -22,6 +22,19 @@ SMALL_MATRIX = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """The trained parameters of a group, whose gradients are reduced as one."""
+
+    elements: int
+    shard: int
+    gathered: int
+    """Elements of all shards, padding included."""
+    last: int
+    """Elements of the last tensor: a loop variable refers to its gradient to the end of foreach_reduce."""
+    largest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedGroup:
     """Parameters that are gathered as one."""
 
@@ -30,10 +43,9 @@ class ShardedGroup:
     """Elements that a rank keeps: of each tensor its first dimension divided by the ranks, rounded up."""
     gathered: int
     """Elements of the gathered group, padding included."""
-    last: int
-    """Elements of the last tensor: a loop variable refers to its gradient to the end of foreach_reduce."""
     largest: int
     """Elements of the largest tensor."""
+    trained: Trained
     widening: int
     """Most pairs of bytes while 16-bit tensors become fp32 one after the other."""
 
@@ -43,20 +55,38 @@ class Formats:
     """Bytes of one element."""
 
     shard: int
+    """Of a trained parameter, as a rank keeps it."""
+    frozen: int
+    """Of a frozen one, which stays as it was built: it needs no fp32 master."""
     compute: int
     reduced: int
 
     @property
     def casts(self) -> bool:
-        """Whether shards are cast, into a flat copy, before they are gathered."""
+        """Whether trained shards are cast, into a flat copy, before they are gathered."""
         return self.compute != self.shard
+
+    def shard_bytes(self, group: ShardedGroup) -> int:
+        """Return the bytes of a group's shard on one rank."""
+        return self.shard * group.trained.shard + self.frozen * (group.shard - group.trained.shard)
+
+    def whole_bytes(self, group: ShardedGroup) -> int:
+        """Return the bytes of a group that is not sharded yet."""
+        return self.shard * group.trained.elements + self.frozen * (group.elements - group.trained.elements)
+
+    def cast_elements(self, group: ShardedGroup) -> int:
+        """Return the elements of one rank's shard that are cast before they are gathered."""
+        frozen = group.shard - group.trained.shard if self.compute != self.frozen else 0
+        return frozen + (group.trained.shard if self.casts else 0)
 
 
 def formats_of(precision: Precision) -> Formats:
     """Return the formats of a precision: fp32 shards, weights gathered in the format of the computation."""
     if precision is Precision.BF16_PURE:
-        return Formats(shard=2, compute=2, reduced=2)
-    return Formats(shard=FP32_BYTES, compute=precision.compute_bytes, reduced=FP32_BYTES)
+        return Formats(shard=2, frozen=2, compute=2, reduced=2)
+    return Formats(
+        shard=FP32_BYTES, frozen=precision.weight_bytes, compute=precision.compute_bytes, reduced=FP32_BYTES
+    )
 
 
 @cache
@@ -80,16 +110,28 @@ def sharded_groups(spec: ModelSpec, data_parallel_size: int) -> tuple[ShardedGro
 def _group(tensors: Sequence[ParameterTensor], data_parallel_size: int) -> ShardedGroup:
     shard = sum(shard_elements(tensor, data_parallel_size) for tensor in tensors)
     elements, before, widening = sum(tensor.num_params for tensor in tensors), 0, 0
-    for tensor in tensors:
+    trained = [tensor for tensor in tensors if tensor.is_trained]
+    for tensor in trained:
         widening = max(widening, 2 * (before + tensor.num_params) + elements - before)
         before += tensor.num_params
     return ShardedGroup(
         elements=elements,
         shard=shard,
         gathered=shard * data_parallel_size,
-        last=tensors[-1].num_params if data_parallel_size > 1 else 0,
         largest=max(tensor.num_params for tensor in tensors),
+        trained=_trained(trained, data_parallel_size),
         widening=widening,
+    )
+
+
+def _trained(tensors: Sequence[ParameterTensor], data_parallel_size: int) -> Trained:
+    shard = sum(shard_elements(tensor, data_parallel_size) for tensor in tensors)
+    return Trained(
+        elements=sum(tensor.num_params for tensor in tensors),
+        shard=shard,
+        gathered=shard * data_parallel_size,
+        last=tensors[-1].num_params if tensors and data_parallel_size > 1 else 0,
+        largest=max((tensor.num_params for tensor in tensors), default=0),
     )
 
 
@@ -111,12 +153,18 @@ class Passes:
         blocks: Sequence[ShardedGroup],
         reshard: bool,
         keeps_gradients: bool,
+        whole_gradients: bool,
         loss_in_forward: bool,
     ) -> None:
         """``keeps_gradients``: whether shards of gradients add up on the device during this backward.
 
-        ``loss_in_forward``: whether the model's own forward computes the loss.
+        ``whole_gradients``: whether those of earlier micro batches were not reduced, and wait whole for this one, the
+        last. ``loss_in_forward``: whether the model's own forward computes the loss.
         """
+        # Kept in the format in which they will be reduced (FSDPParam.to_accumulated_grad_if_needed).
+        self._whole = formats.reduced if whole_gradients else 0
+        self._adds_at_once = whole_gradients and not formats.casts
+        """Whether autograd itself adds a new gradient to the waiting one; else 16-bit ones wait for the group's end."""
         self._loss_in_forward = loss_in_forward
         self._spec, self._formats, self._root, self._blocks = spec, formats, root, blocks
         self._reshard, self._keeps_gradients = reshard, keeps_gradients
@@ -152,31 +200,40 @@ class Passes:
 
     def backward(self) -> tuple[CauseBytes, CauseBytes, CauseBytes]:
         """Return the start, the head's gradient, and what comes after the blocks."""
-        formats, order = self._formats, self._order
+        formats, order, waiting = self._formats, self._order, self.waiting_gradients
         held = self._gather(self._root)
         blocks = 0 if self._reshard else sum(map(self._gather, self._blocks))
-        loose = formats.compute * order.head_elements
-        ahead = self._blocks[-1] if self._blocks and self._reshard else None
-        shards = formats.reduced * sum(block.shard for block in self._blocks) if self._keeps_gradients else 0
-        reduced = formats.reduced * self._blocks[0].gathered if self._blocks else 0
+        loose = waiting + formats.compute * order.head_elements
+        reached = self._blocks[self._spec.num_frozen_layers :]
+        ahead = reached[-1] if reached and self._reshard else None
+        shards = formats.reduced * sum(block.trained.shard for block in reached) if self._keeps_gradients else 0
+        reduced = formats.reduced * reached[0].trained.gathered if reached else 0
         return (
-            _moment(held + blocks, 0),
+            _moment(held + blocks, 0, waiting),
             _moment(held + blocks, self._prefetch(ahead), loose),
             self._after_blocks(held=held, reduced=reduced, shards=shards),
         )
+
+    @property
+    def waiting_gradients(self) -> int:
+        """Whole gradients of earlier micro batches, in bytes."""
+        return self._whole * sum(group.trained.elements for group in (self._root, *self._blocks))
 
     def in_blocks(self) -> Iterator[BlockState]:
         """Yield the states of every block's backward, the last block first."""
         formats, last = self._formats, len(self._blocks) - 1
         held = self._gather(self._root) + (0 if self._reshard else sum(map(self._gather, self._blocks)))
-        gradients, reduced = formats.compute * self._order.head_elements, 0
-        for index in reversed(range(len(self._blocks))):
+        # A tied head's gradient waits for that as an embedding in any case.
+        loose = formats.compute * (self._order.tied_elements if self._adds_at_once else self._order.head_elements)
+        gradients, reduced = self.waiting_gradients + loose, 0
+        for index in reversed(range(self._spec.num_frozen_layers, len(self._blocks))):
             block = self._blocks[index]
             for new_gradient, causes in self._block(index, held=held, reduced=reduced, gradients=gradients):
                 yield BlockState(num_done=last - index, new_gradient=new_gradient, causes=causes)
             held -= 0 if self._reshard else self._gather(block)
-            reduced = formats.reduced * block.gathered
-            gradients += formats.reduced * block.shard if self._keeps_gradients else 0
+            reduced = formats.reduced * block.trained.gathered
+            gradients += formats.reduced * block.trained.shard if self._keeps_gradients else 0
+            gradients -= self._whole * block.trained.elements
 
     def _block(self, index: int, *, held: int, reduced: int, gradients: int) -> Iterator[tuple[int, CauseBytes]]:
         """Yield the bytes of the newest gradient, and what lives then."""
@@ -191,9 +248,9 @@ class Passes:
         made = newest = 0
         seen = set[int]()
         for gradient in self._of_block(index):
-            made += formats.compute * gradient.size
+            made = formats.compute * gradient.size + (0 if self._adds_at_once else made)
             newest = formats.compute * gradient.size if gradient.is_of_matrix else newest
-            if newest in seen or gradient.size * SMALL_MATRIX < block.largest:
+            if newest in seen or gradient.size * SMALL_MATRIX < block.trained.largest:
                 continue
             # Where several matrices are of one size, most activations are left at the first one's gradient; and
             # between gradients, soon after that of the MLP's last matrix, which is the first to come.
@@ -201,14 +258,13 @@ class Passes:
             if not seen:
                 yield 0, _moment(held, reduced + ahead, gradients + made)
             seen.add(newest)
-        own = formats.compute * block.elements
+        own = formats.compute * (block.trained.last if self._adds_at_once else block.trained.elements)
         # Reduced when the block is over, soon after its last matrix.
         yield newest, _moment(held, reduced + ahead, gradients + own)
         held -= gather
-        new = formats.reduced * block.gathered
-        yield newest, _moment(held, new + ahead, gradients + own)
-        last = formats.compute * block.last + formats.reduced * block.shard
-        yield newest, _moment(held, new + ahead, gradients + last)
+        new = formats.reduced * block.trained.gathered
+        yield newest, _moment(held, new + ahead, gradients + self._to_reduce(block.trained))
+        yield newest, _moment(held, new + ahead, gradients + self._reduced(block.trained))
 
     def _of_block(self, index: int) -> Iterator[Gradient]:
         num_done = len(self._blocks) - 1 - index
@@ -217,18 +273,34 @@ class Passes:
 
     def _after_blocks(self, *, held: int, reduced: int, shards: int) -> CauseBytes:
         """Return the highest moment of the root's own gradients: as they come, and as they are reduced."""
-        formats, root = self._formats, self._root
-        own = formats.compute * root.elements
-        new = formats.reduced * root.gathered
-        moments = (
-            # A tied weight's gradients as head and as embedding exist beside their sum.
-            _moment(held, reduced, shards + own + 2 * formats.compute * self._order.tied_elements),
-            _moment(held - self._gather(root), new, shards + own),
-            _moment(
-                held - self._gather(root), new, shards + formats.compute * root.last + formats.reduced * root.shard
-            ),
-        )
+        root = self._root.trained
+        shards += self._whole * root.elements
+        # A tied weight's gradients as head and as embedding exist beside their sum.
+        own = root.largest if self._adds_at_once else root.elements
+        own = self._formats.compute * (own + 2 * self._order.tied_elements)
+        new, resting = self._formats.reduced * root.gathered, held - self._gather(self._root)
+        moments = [
+            _moment(held, reduced, shards + own),
+            _moment(resting, new, shards + self._to_reduce(root)),
+            _moment(resting, new, shards + self._reduced(root)),
+        ]
+        if self._whole:
+            # The end of the first micro batch, when all whole gradients are there and the root's still become wider.
+            widened = self._formats.compute * root.largest if self._formats.casts else 0
+            moments.append(_moment(held, 0, self.waiting_gradients - self._whole * root.elements + own))
+            moments.append(_moment(resting, 0, self.waiting_gradients + widened))
         return max(moments, key=total_bytes)
+
+    def _to_reduce(self, group: Trained) -> int:
+        """Return the bytes of a group's gradients when the buffer of their reduction is made, beside waiting ones."""
+        return 0 if self._whole else self._formats.compute * group.elements
+
+    def _reduced(self, group: Trained) -> int:
+        """Return the bytes of a group's gradients when its shard is there, beside waiting ones."""
+        shard = self._formats.reduced * group.shard
+        if self._whole:
+            return shard + self._whole * (group.last - group.elements)
+        return shard + self._formats.compute * group.last
 
     def save(self, data_parallel_size: int, *, saves_16_bit: bool) -> CauseBytes:
         """Return the highest moment of a save: what an evaluation left gathered, or two tensors in a row.
@@ -253,7 +325,7 @@ class Passes:
         return self._formats.compute * group.largest if self._formats.casts else 0
 
     def _flat(self, group: ShardedGroup) -> int:
-        return self._formats.compute * group.shard if self._formats.casts else 0
+        return self._formats.compute * self._formats.cast_elements(group)
 
     def _prefetch(self, group: ShardedGroup | None) -> int:
         if self._is_alone:

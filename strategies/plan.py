@@ -90,6 +90,9 @@ class Plan:
     """Blocks 0, k, 2k, ... are checkpointed; the others keep everything."""
     reshard_after_forward: bool = True
     """FSDP2: whether blocks give their gathered weights back after forward. The others do not look at it."""
+    sync_each_batch: bool = True
+    """FSDP2: whether gradients are reduced after every micro batch; else whole ones add up until the last, which saves
+    messages and holds the model's size. accelerate's word, whose default is not to. The others do not look at it."""
     offload_optimizer: OffloadDevice = OffloadDevice.NONE
     offload_param: OffloadDevice = OffloadDevice.NONE
     buckets: Buckets

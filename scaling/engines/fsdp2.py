@@ -1,14 +1,15 @@
 """FSDP2: every rank keeps a shard of each parameter, of its gradient and of its optimizer states.
 
 torch's ``fully_shard`` (2.13), block by block: a block's weights are gathered when it runs, forward and backward, and
-its gradients are reduced and cut into shards as soon as its backward ends, after every micro batch. No whole gradient
-outlives its block; keeping whole ones over a window would save communication and hold the model's size again.
+its gradients are reduced and cut into shards as soon as its backward ends, after every micro batch, so that no whole
+gradient outlives its block. A plan may keep whole ones over a window instead (``sync_each_batch``): less is sent, and
+the model's size is held again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Final, cast, final
 
 import torch
@@ -51,14 +52,18 @@ class Fsdp2Engine(Engine):
     ) -> None:
         super().__init__(model, loss=decision.job.loss, device=device, meter=meter)
         self._max_norm = decision.job.gradient_clipping
+        self._sync_each_batch = decision.plan.sync_each_batch
         # What the forward pass computes with is what a 16-bit model is saved as; under autocast the weights are fp32.
         self._saved_format = torch.bfloat16 if decision.job.precision is Precision.BF16 else None
         _shard(model, decision, device_mesh.init_device_mesh(device.type, (self.data_parallel_size,)))
         self._parameters = [cast(DTensor, each) for each in model.parameters() if each.requires_grad]
         self._optimizer = make_optimizer(*split_by_decay(model), settings, job=decision.job)
 
-    def accumulate(self, *, is_last: bool) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def accumulate(self, *, is_last: bool) -> Iterator[None]:
+        if not self._sync_each_batch:
+            cast(FSDPModule, self.model).set_requires_gradient_sync(is_last)
+        yield
 
     def gathered_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         for module in self.model.modules():  # an evaluation leaves weights gathered, in the shards' place
@@ -130,9 +135,9 @@ def _shard(model: nn.Module, decision: Decision, mesh: DeviceMesh) -> None:
 
 
 def _widen(module: nn.Module, precision: Precision) -> None:
-    """Turn 16-bit weights into the fp32 masters that are sharded, a tensor at a time."""
+    """Turn 16-bit weights that are trained into the fp32 masters that are sharded, a tensor at a time."""
     if not precision.has_master_weights:
         return
     for parameter in module.parameters():
-        if parameter.dtype.itemsize < torch.float32.itemsize:
+        if parameter.requires_grad and parameter.dtype.itemsize < torch.float32.itemsize:
             parameter.data = parameter.data.float()

@@ -51,6 +51,7 @@ class CasePlan:
     offload_optimizer: OffloadDevice = OffloadDevice.NONE
     offload_param: OffloadDevice = OffloadDevice.NONE
     reshard_after_forward: bool = True
+    sync_each_batch: bool = True
     reduce_bucket_size: int | None = None
     allgather_bucket_size: int | None = None
     stage3_prefetch_bucket_size: int | None = None
@@ -151,6 +152,7 @@ def _plan(given: CasePlan, *, spec: ModelSpec, job: Job, cluster: Cluster) -> Pl
         activation_checkpointing=given.activation_checkpointing,
         checkpoint_every=given.checkpoint_every,
         reshard_after_forward=given.reshard_after_forward,
+        sync_each_batch=given.sync_each_batch,
         offload_optimizer=given.offload_optimizer,
         offload_param=given.offload_param,
         buckets=_buckets(given, STRATEGIES[given.strategy].buckets(spec, job)),

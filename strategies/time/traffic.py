@@ -40,7 +40,7 @@ def traffic(plan: Plan) -> Traffic:
     """Return what one optimizer step of ``plan`` moves.
 
     DDP and stage 1 hold back gradients until the last micro batch; stages 2 and 3 and FSDP2 reduce those of every one
-    and keep only their own part. FSDP2 that keeps its weights after forward does not gather them again in backward.
+    and keep only their own part, but for FSDP2 where the plan says so. FSDP2 that keeps its weights after forward does not gather them again in backward.
     Source: deepspeed 0.19.8, runtime/zero/stage_1_and_2.py (stage 1 reduces at the accumulation boundary) and
     stage3.py; our engines under scaling/engines.
     """
@@ -53,15 +53,16 @@ def traffic(plan: Plan) -> Traffic:
         case StrategyName.ZERO2:
             return Traffic(gradient_reductions=micro_batches, step_gathers=1)
         case StrategyName.ZERO3:
-            return _sharded(micro_batches, gathers_again=True)
+            return _sharded(micro_batches, gathers_again=True, reductions=micro_batches)
         case StrategyName.FSDP2:
-            return _sharded(micro_batches, gathers_again=plan.reshard_after_forward)
+            reductions = micro_batches if plan.sync_each_batch else 1
+            return _sharded(micro_batches, gathers_again=plan.reshard_after_forward, reductions=reductions)
     assert_never(plan.strategy)
 
 
-def _sharded(micro_batches: int, *, gathers_again: bool) -> Traffic:
+def _sharded(micro_batches: int, *, gathers_again: bool, reductions: int) -> Traffic:
     return Traffic(
         forward_gathers=micro_batches,
         backward_gathers=micro_batches if gathers_again else 0,
-        gradient_reductions=micro_batches,
+        gradient_reductions=reductions,
     )

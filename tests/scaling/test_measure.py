@@ -12,6 +12,7 @@ from strategies.decision import Decision
 from strategies.estimate import Phase
 from strategies.job import Job, LossImplementation, OptimizerName, Precision
 from strategies.load_model import load_model_spec
+from strategies.memory.predict import predict
 from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
 from strategies.search import FixedParts
 from strategies.select import decide
@@ -91,6 +92,21 @@ def test_simulated_fsdp2_rank_holds_what_a_real_rank_holds() -> None:
     causes = {phase.phase: phase.causes for phase in real.measured.phases}[Phase.OPTIMIZER_STEP]
     assert causes.total_bytes == pytest.approx(16 * decision.num_params / 2, rel=1e-3)
     assert causes.communication_buckets <= 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.BF16_PURE])
+def test_gradients_that_wait_whole_are_predicted(precision: Precision) -> None:
+    synced = fsdp2_decision(gpus=8)
+    plan = replace(synced.plan, sync_each_batch=False)
+    decision = replace(synced, job=replace(synced.job, precision=precision), plan=plan)
+    measured = measure_plan(decision, num_steps=2, method=Method.SIMULATED).measured
+    predicted = predict(load_model_spec("llama-demo"), cluster=decision.cluster, job=decision.job, plan=plan).memory
+    assert predicted.peak_bytes == pytest.approx(measured.peak_bytes, rel=0.02)
+    # Whole, and for bf16 with fp32 shards in fp32: torch 2.13, FSDPParam.to_accumulated_grad_if_needed.
+    whole = (2 if precision is Precision.BF16_PURE else 4) * decision.num_params
+    backward = {phase.phase: phase.causes for phase in measured.phases}[Phase.BACKWARD]
+    assert backward.gradients > 0.9 * whole
 
 
 @pytest.mark.slow

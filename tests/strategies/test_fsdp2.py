@@ -11,12 +11,13 @@ from strategies.model_spec import ParameterTensor
 from strategies.plan import Plan, StrategyName
 
 
-def _plan(*, accumulation: int = 1) -> Plan:
+def _plan(*, accumulation: int = 1, sync_each_batch: bool = True) -> Plan:
     buckets = Fsdp2().buckets(load_model_spec("llama-demo"), Job(seq_len=2, global_batch_size=1))
     return Plan(
         strategy=StrategyName.FSDP2,
         micro_batch_size=1,
         gradient_accumulation_steps=accumulation,
+        sync_each_batch=sync_each_batch,
         buckets=buckets,
     )
 
@@ -43,3 +44,13 @@ def test_accumulation_keeps_the_shards_of_gradients_between_micro_batches() -> N
     often = Fsdp2().layout(spec, job=job, plan=_plan(accumulation=4), data_parallel_size=8)
     kept = CauseBytes(gradients=4 * spec.num_params // 8)
     assert often.forward == once.forward + kept
+
+
+def test_gradients_that_are_not_reduced_wait_whole_in_fp32() -> None:
+    # torch 2.13, FSDPParam.to_accumulated_grad_if_needed: in the format of the reduction, whatever the number of ranks.
+    # KempnerForge's published runs lie on 4 bytes a parameter beside what is sharded.
+    spec, job = load_model_spec("llama-3-8b"), Job(seq_len=8, global_batch_size=64)
+    layout = Fsdp2().layout(spec, job=job, plan=_plan(accumulation=4, sync_each_batch=False), data_parallel_size=8)
+    assert layout.forward.gradients == 4 * spec.num_params
+    alone = Fsdp2().layout(spec, job=job, plan=_plan(sync_each_batch=False), data_parallel_size=8)
+    assert alone == Fsdp2().layout(spec, job=job, plan=_plan(), data_parallel_size=8)
