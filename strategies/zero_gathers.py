@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from functools import cache
 
 from strategies.model_spec import ModelSpec
 from strategies.parameter_order import parameter_order, tensor_sizes
@@ -48,8 +47,7 @@ class _Gather:
     is_copied: bool = False
 
 
-@cache
-def gathered_elements(
+def walk(
     spec: ModelSpec,
     data_parallel_size: int,
     buckets: Buckets,

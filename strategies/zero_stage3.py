@@ -17,8 +17,8 @@ from strategies.model_spec import ModelSpec
 from strategies.parameter_order import parameter_order, tensor_sizes, tied_weight_elements
 from strategies.plan import ActivationCheckpointing, Buckets, OffloadDevice, Plan
 from strategies.units import ceil_div, round_up
+from strategies.zero_depth import gathered_elements
 from strategies.zero_gathered import Moment, Stage3Offload
-from strategies.zero_gathers import gathered_elements
 
 NORM_BYTES = 8
 """Gradient norms are taken of a double-precision copy, tensor by tensor (get_grad_norm_direct)."""

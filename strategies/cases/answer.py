@@ -116,7 +116,7 @@ def _chosen(case: Case) -> Candidate:
 
 
 def _planned(case: Case) -> Candidate:
-    """Return the planner's choice; where none fits for sure, the fastest that fits by the point estimate, and say so."""
+    """Return the planner's choice; where none is sure to fit, that by the point estimate, with a warning."""
     choose = partial(decide, case.spec, cluster=case.cluster, job=case.job, model=case.model)
     try:
         decision = choose()
