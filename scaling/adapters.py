@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator
 from typing import Any, cast, final
 
-import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 

@@ -12,6 +12,7 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from scaling.adapters import choose_trained
 from scaling.errors import ModelError
 from scaling.fused_loss import compute_loss_fused
 from scaling.recompute import checkpoint_library_blocks
@@ -115,6 +116,7 @@ def build_model(config: Any, weights: InitialWeights, *, decision: Decision, see
     except Exception as error:  # a value that the model's code does not know: KeyError, AttributeError, anything
         raise ModelError(f"model {decision.model} cannot be built: {_one_line(error)}; correct its config") from error
     _check_num_params(model, decision)
+    choose_trained(model, decision.job)
     model.config.use_cache = False  # keys and values of earlier tokens serve generation only
     if decision.plan.activation_checkpointing is not ActivationCheckpointing.NONE:
         _checkpoint_activations(model, decision)

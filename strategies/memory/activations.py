@@ -12,6 +12,8 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
+from strategies.adapt import BLOCKS_FROZEN
+from strategies.errors import SpecError
 from strategies.job import Attention, LossImplementation
 from strategies.memory.features import sizes_of
 from strategies.memory.forms import BlockForms, Form, FormSet, Level, form_set, kinds_of
@@ -158,7 +160,8 @@ def _affine(one: Bytes, per_sample: Bytes) -> Affine:
 def _moments(spec: ModelSpec, setting: Setting, *, micro_batch_size: int) -> Moments:
     forms = form_set(spec, number_format=setting.number_format, on_cpu=setting.on_cpu)
     sizes = sizes_of(spec, micro_batch_size=micro_batch_size, seq_len=setting.seq_len)
-    return _Evaluation(spec, setting, forms, sizes).moments()
+    evaluation = _Evaluation(spec, setting, forms, sizes)
+    return evaluation.moments_of_head() if spec.trained_parts == BLOCKS_FROZEN else evaluation.moments()
 
 
 class _Block(NamedTuple):
@@ -212,9 +215,10 @@ class _Evaluation:
                 for block, level in bottom
                 if not _is_embedding(level)
             ),
-            Stretch.EMBEDDING: (
+            Stretch.EMBEDDING: [
                 self._bytes(_without_tied_gradient(level)) for _, level in bottom if _is_embedding(level)
-            ),
+            ]
+            or (_NOTHING,),
             Stretch.BLOCK_IN_EVALUATION: again,
             Stretch.EVALUATION: (
                 *self._on(evaluation_base, self.head.evaluation),
@@ -224,12 +228,38 @@ class _Evaluation:
         }
         return {stretch: tuple(moments) for stretch, moments in found.items()}
 
+    def moments_of_head(self) -> Moments:
+        """Return the moments where all blocks are frozen: they run as in an evaluation, and backward ends in the head.
+
+        Raises:
+            SpecError: 16-bit copies of frozen weights under autocast, which are not kept, have no form.
+        """
+        if self.setting.number_format == "autocast":
+            raise SpecError(
+                "no closed form for a model with all blocks frozen under autocast; choose another precision, or read "
+                "the peak off the model itself with --level traced"
+            )
+        base, in_blocks = self._base("evaluation_base"), tuple(self._in_blocks("evaluation"))
+        forward = (*self._on(base, self.head.forward), *in_blocks)
+        found: dict[Stretch, tuple[Bytes, ...]] = {stretch: (_NOTHING,) for stretch in Stretch}
+        return found | {
+            Stretch.FIRST_BLOCK_IN_FORWARD: in_blocks,
+            Stretch.BESIDE_BLOCKS_IN_FORWARD: (base,),
+            Stretch.FORWARD: forward,
+            Stretch.BEFORE_FIRST_GRADIENT: tuple(self._on(base, self.head.before_gradient)),
+            Stretch.AFTER_FIRST_GRADIENT: (base, *self._on(base, self.head.after_gradient)),
+            Stretch.AFTER_HEAD: (base,),
+            Stretch.BLOCK_IN_EVALUATION: in_blocks,
+            Stretch.BESIDE_BLOCKS_IN_EVALUATION: (base,),
+            Stretch.EVALUATION: (*self._on(base, self.head.evaluation), *in_blocks),
+        }
+
     def _in_blocks(self, name: str) -> list[Bytes]:
         return [self._bytes(level) for block in self.blocks for level in getattr(block.forms, name)]
 
     def _blocks(self, spec: ModelSpec, forms: FormSet) -> Iterator[_Block]:
         setting = self.setting
-        kinds = kinds_of(spec, attention=setting.attention, seq_len=setting.seq_len, forms=forms)
+        kinds = _reached(kinds_of(spec, attention=setting.attention, seq_len=setting.seq_len, forms=forms), spec)
         every, chosen = setting.checkpoint_every, setting.activation_checkpointing
         for kind, number in kinds.items():
             if chosen is ActivationCheckpointing.NONE or every == 1:
@@ -275,6 +305,14 @@ class _Evaluation:
                 known *= 1 if letter == "1" else self.sizes[letter]
             self._products[name] = known
         return known
+
+
+def _reached(kinds: Mapping[str, int], spec: ModelSpec) -> Mapping[str, int]:
+    """Return the blocks of each kind that backward reaches: the others keep nothing. Kinds are taken to be mixed."""
+    if not spec.num_frozen_layers or spec.trained_parts == BLOCKS_FROZEN:
+        return kinds
+    share = spec.num_trained_layers / spec.num_layers
+    return {kind: max(1, round(number * share)) for kind, number in kinds.items()}
 
 
 _VOCABULARY_MATRIX = "V*h"

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from strategies.adapt import BLOCKS_FROZEN
 from strategies.errors import SpecError
 from strategies.job import Attention, LossImplementation
 from strategies.model_spec import ModelSpec
@@ -20,6 +21,9 @@ STAGE3_AUTOCAST = "autocast-stage3"
 """Autocast with linear layers as DeepSpeed's stage 3 computes them: they keep their input as it comes, and no copy of
 the weight (zero/linear.py)."""
 FOLDER = Path(__file__).parent / "forms"
+"""One file a family, and in ``parts`` one with the forms of models of which a part is trained."""
+PARTS_END = "|"
+"""Ends the name of the trained parts in that of a variant."""
 
 Form = Mapping[str, float]
 """Bytes by product of sizes, such as ``B*S*h``."""
@@ -98,6 +102,13 @@ def form_set(spec: ModelSpec, *, number_format: str, on_cpu: bool) -> FormSet:
     settings = _settings(spec, f"{device}.{number_format}.")
     if number_format == STAGE3_AUTOCAST:  # where it has no form of its own, a copy of every weight comes on top
         settings = {**_settings(spec, f"{device}.autocast."), **settings}
+    if not settings and spec.trained_parts:
+        raise SpecError(
+            f"model {spec.name}: no closed form for what is trained ({spec.trained_parts}) of model_type="
+            f"{spec.family!r} with {number_format} on {device}; there are forms for "
+            f"{', '.join(known_parts(spec.family)) or 'nothing but the whole model'}; --level traced reads the peak "
+            f"off the model itself"
+        )
     if not settings:
         raise SpecError(
             f"model {spec.name}: no closed form for the activations of model_type={spec.family!r} with "
@@ -148,24 +159,32 @@ def _fitting(spec: ModelSpec) -> Iterator[Mapping[str, Any]]:
 
     Shared keys are repeated for some kernels, so that forms of ``grouped`` heads are at or above those of the others.
     """
-    variants = _variants(spec.family)
+    variants = _variants(spec.family, spec.trained_parts not in ("", BLOCKS_FROZEN))
     order = ["grouped", "equal"]
     if spec.num_key_value_heads == spec.num_attention_heads:
         order.reverse()
     elif spec.num_key_value_heads == 1:
         order.insert(0, "single")
-    names = (spec.variant, *(f"{spec.variant};{grouping}" for grouping in order))
+    parts = "" if spec.trained_parts == BLOCKS_FROZEN else spec.trained_parts
+    variant = f"{parts}{PARTS_END}{spec.variant}" if parts else spec.variant
+    names = (variant, *(f"{variant};{grouping}" for grouping in order))
     return (variants[name] for name in names if name in variants)
 
 
-@cache
-def _variants(family: str) -> Mapping[str, Mapping[str, Any]]:
-    return {name: _with_fused(settings) for name, settings in _file(family).items()}
+def known_parts(family: str) -> list[str]:
+    """Return for which trained parts of a family there are forms, as the file names them."""
+    return sorted({name.partition(PARTS_END)[0] for name in _file(family, in_part=True)})
 
 
 @cache
-def _file(family: str) -> Mapping[str, Mapping[str, Any]]:
-    path = FOLDER / f"{family}.json"
+def _variants(family: str, in_part: bool) -> Mapping[str, Mapping[str, Any]]:
+    return {name: _with_fused(settings) for name, settings in _file(family, in_part=in_part).items()}
+
+
+@cache
+def _file(family: str, *, in_part: bool = False) -> Mapping[str, Mapping[str, Any]]:
+    """Return the forms of a family trained whole, or those of parts."""
+    path = (FOLDER / "parts" if in_part else FOLDER) / f"{family}.json"
     return json.loads(path.read_text()) if path.is_file() else {}
 
 

@@ -18,6 +18,8 @@ from strategies.plan import Plan, StrategyName
 
 TOKEN_BYTES = 16
 """Token ids and labels, int64, in the device's memory while a micro batch is."""
+STAGE3 = "-stage3"
+"""Ends the name of a number format whose linear layers are DeepSpeed's (zero/linear.py)."""
 SMALL_GRADIENT = 8
 """A gradient so many times smaller than any of a moment's is that of no matrix."""
 
@@ -51,7 +53,7 @@ def setting_of(job: Job, plan: Plan, *, on_cpu: bool) -> Setting:
     """Return what the activations of a job depend on under a plan."""
     return Setting(
         seq_len=job.seq_len,
-        number_format=number_format(job.precision, plan.strategy),
+        number_format=_format_of(job, plan.strategy),
         attention=job.attention,
         activation_checkpointing=plan.activation_checkpointing,
         checkpoint_every=plan.checkpoint_every,
@@ -67,6 +69,13 @@ def number_format(precision: Precision, strategy: StrategyName) -> str:
     if not precision.is_autocast or strategy is StrategyName.FSDP2:
         return "16bit"
     return STAGE3_AUTOCAST if strategy is StrategyName.ZERO3 else "autocast"
+
+
+def _format_of(job: Job, strategy: StrategyName) -> str:
+    """Return the forms that a job needs: under stage 3 frozen linear layers keep their input like trained ones."""
+    found = number_format(job.precision, strategy)
+    is_like_others = job.lora is None or strategy is not StrategyName.ZERO3 or found.endswith(STAGE3)
+    return found if is_like_others else found + STAGE3
 
 
 class _Moment(NamedTuple):
@@ -118,7 +127,7 @@ def _moments(
     micro_batch_size: int,
 ) -> _Moments:
     levels = activation_levels(spec, setting, micro_batch_size=micro_batch_size)
-    of_layout = _OfLayout(layout, levels, spec.num_layers)
+    of_layout = _OfLayout(layout, levels, spec.num_trained_layers)
     backward = [
         *of_layout.moments(layout.backward_start, Stretch.BEFORE_FIRST_GRADIENT),
         *of_layout.moments(layout.first_gradient, Stretch.AFTER_FIRST_GRADIENT),
@@ -161,7 +170,7 @@ def _samples_to_overtake(one: _Moment, steeper: _Moment) -> float:
 
 
 class _OfLayout:
-    """Puts the moments of activations beside the states of a layout."""
+    """Puts the moments of activations beside the states of a layout; ``num_layers``: those that backward reaches."""
 
     def __init__(self, layout: StateLayout, levels: Levels, num_layers: int) -> None:
         self.resident, self.levels, self.num_layers = layout.resident, levels, num_layers
