@@ -13,6 +13,30 @@ from strategies.job import Job, Precision
 from strategies.plan import OffloadDevice, Plan, StrategyName
 
 STAGES = {StrategyName.ZERO1: 1, StrategyName.ZERO2: 2, StrategyName.ZERO3: 3}
+PRECISIONS = (Precision.FP32, Precision.FP16, Precision.BF16)
+"""What the JSON alone can say: DeepSpeed's own autocast reduces gradients in 16 bits (scaling/engines/autocast.py)."""
+
+
+def whole_config(decision: Decision) -> dict[str, Any]:
+    """Return the DeepSpeed configuration of the chosen plan, for a program of one's own.
+
+    What is no part of such a configuration is up to the program: the model with its attention and its activation
+    checkpointing, the loss, and the optimizer (see `strategies.emit.loop_settings`).
+
+    Raises:
+        PlanError: DeepSpeed does not run the strategy, or its configuration has no word for a part of the plan.
+    """
+    config, precision = deepspeed_config(decision), decision.job.precision
+    if config is None:
+        raise PlanError(
+            f"strategy={decision.plan.strategy} is not run by DeepSpeed; plan with strategy=zero1, zero2 or zero3, or "
+            f"take accelerator_kwargs() or training_arguments()"
+        )
+    if precision not in PRECISIONS:
+        raise PlanError(
+            f"precision={precision} cannot be told to DeepSpeed; plan again with precision={' or '.join(PRECISIONS)}"
+        )
+    return config
 
 
 def deepspeed_config(decision: Decision) -> dict[str, Any] | None:
