@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from strategies.adapt import as_trained
 from strategies.decision import Candidate, Decision
 from strategies.emit.commands import launch_commands
 from strategies.estimate import Estimate, Level, MemoryProfile, Phase, PhaseBytes
@@ -34,7 +35,7 @@ def print_estimate(candidate: Candidate, question: Question, console: Console) -
         else f"does not fit: {format_bytes(lacking[1])} of {lacking[0]} too little"
     )
     lines = [
-        f"[bold]{escape(question.model)}[/bold]: {question.spec.num_params:,} parameters on {cluster.gpus} x "
+        f"[bold]{escape(question.model)}[/bold]: {_parameters(question)} on {cluster.gpus} x "
         f"{cluster.gpu.name} ({format_bytes(usable)} each), {job.precision}, sequence {job.seq_len}",
         f"[bold green]Plan[/bold green]: {describe_plan(candidate.plan)}",
         *_headlines(estimate, usable_bytes=usable),
@@ -43,6 +44,13 @@ def print_estimate(candidate: Candidate, question: Question, console: Console) -
     _print_lines(console, lines)
     console.print(memory_table(estimate.memory))
     _print_lines(console, [f"Note: {escape(warning)}" for warning in estimate.warnings])
+
+
+def _parameters(question: Question) -> str:
+    """Return how many parameters there are, and how many of them are trained."""
+    spec = as_trained(question.spec, question.job)
+    trained = "" if question.job.trains_all else f", {spec.num_trained_params:,} of them trained,"
+    return f"{spec.num_params:,} parameters{trained}"
 
 
 def print_decision(decision: Decision, console: Console) -> None:

@@ -42,12 +42,15 @@ def estimate(
     optimizer: options.Optimizer = OptimizerName.ADAMW,
     attention: options.AttentionKind = Attention.FLASH,
     loss: options.Loss = LossImplementation.STANDARD,
+    lora_rank: options.LoraRank = None,
+    lora_targets: options.LoraTargets = None,
+    freeze: options.Freeze = None,
     level: options.LevelName = Level.INSTANT,
     cases: Annotated[Path | None, typer.Option(help="File with one JSON object a line, or '-' for stdin.")] = None,
     json: options.AsJson = False,
 ) -> None:
     """Predict the memory of one plan, by phase and cause; with --cases of many, one line of JSON each."""
-    flags = locals()
+    flags = options.with_trained_parts(locals())
     if cases is not None:
         _answer_all(cases, model=model, level=level)
         return

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 import typer
 
 from strategies.decision import Decision
+from strategies.errors import JobError
 from strategies.estimate import NO_ESTIMATE, Level
 from strategies.job import Attention, Job, LossImplementation, OptimizerName, Precision
 from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
 from strategies.search import FixedParts
+from strategies.trained import ALL_LINEAR, Lora
 
 if TYPE_CHECKING:
     from scaling.levels import Question
@@ -59,8 +61,30 @@ LossOrAuto = Annotated[
     OpenLoss, typer.Option(help="How logits become a loss; auto: standard or fused, what is faster (instant level).")
 ]
 LevelName = Annotated[Level, typer.Option(help="instant: closed forms; traced: seconds; measured: real steps on CPU.")]
+LoraRank = Annotated[int | None, typer.Option(help="Train LoRA adapters of this rank, not the model itself.")]
+LoraTargets = Annotated[
+    str | None, typer.Option(help="Linear layers with adapters: names and commas, or all-linear, which is the default.")
+]
+Freeze = Annotated[
+    list[str] | None,
+    typer.Option(help="Parameters not trained: a module or pattern; repeat it, the last one decides; ! trains."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Plot = Annotated[Path | None, typer.Option(help="Write a picture of memory over time to this PNG file.")]
+
+
+def with_trained_parts(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``flags`` with what is trained as the fields of a `Job`.
+
+    Raises:
+        JobError: targets are given and no rank.
+    """
+    rank, targets = flags["lora_rank"], flags["lora_targets"]
+    if rank is None and targets is not None:
+        raise JobError(f"--lora-targets {targets} names layers for adapters; give their --lora-rank too")
+    names = tuple(name.strip() for name in (targets or ALL_LINEAR).split(","))
+    lora = None if rank is None else Lora(rank=rank, target_modules=names)
+    return {**flags, "lora": lora, "freeze": tuple(flags["freeze"] or ())}
 
 
 def picked(kind: type[T], flags: Mapping[str, Any]) -> T:

@@ -34,6 +34,9 @@ def plan(
     reshard_after_forward: options.Reshard = None,
     offload_optimizer: options.OffloadOptimizer = None,
     offload_param: options.OffloadParam = None,
+    lora_rank: options.LoraRank = None,
+    lora_targets: options.LoraTargets = None,
+    freeze: options.Freeze = None,
     safety: options.Safety = 0.9,
     level: options.LevelName = Level.INSTANT,
     out: Annotated[Path | None, typer.Option(help="Folder for plan.json and the launcher files.")] = None,
@@ -41,7 +44,7 @@ def plan(
     json: options.AsJson = False,
 ) -> None:
     """Choose the fastest plan that fits; print where bytes and seconds go and why other plans were not taken."""
-    flags = locals()
+    flags = options.with_trained_parts(locals())
     flags["searches_loss"] = loss is options.OpenLoss.AUTO
     flags["loss"] = LossImplementation.STANDARD if flags["searches_loss"] else LossImplementation(loss)
     from rich.console import Console
