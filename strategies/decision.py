@@ -74,6 +74,7 @@ class Suggestion:
     cluster: Cluster
     job: Job
     plan: Plan
+    safety: float
     device_bytes: int
     needed_bytes: int
     time: StepTime | None
@@ -104,6 +105,8 @@ class Decision:
     front: tuple[RankedPlan, ...] = ()
     """In order of preference, each plan that needs less memory than every one before it; the chosen one is the first.
     Times within a step of `strategies.planner.ranking.TIE` count as equal."""
+    warnings: tuple[str, ...] = ()
+    """What should be known before the plan is launched, beside the estimate's own."""
     suggestions: tuple[Suggestion, ...] = ()
     """Asked for with what-if: changes that would make the plan faster."""
 

@@ -16,6 +16,7 @@ from strategies.plan import OffloadDevice, Plan, StrategyName
 from strategies.planner.ranking import MAX_ALTERNATIVES, best_by_strategy, in_order, pareto_front, ranked
 from strategies.planner.safety import DEFAULT_SAFETY, shortage
 from strategies.planner.sweep import Fit, Question, Sweep, WhyNot, rejection_of
+from strategies.planner.warnings import warnings_about
 from strategies.search import FixedParts
 
 __all__ = ["DEFAULT_SAFETY", "decide", "shortage"]
@@ -49,7 +50,7 @@ def decide(
     _require_bf16(question)
     sweep = Sweep(question)
     outcomes = list(sweep.outcomes())
-    best = ranked(outcome for outcome in outcomes if isinstance(outcome, Fit))
+    best = ranked(sweep, (outcome for outcome in outcomes if isinstance(outcome, Fit)))
     rejected = _by_kind((outcome for outcome in outcomes if isinstance(outcome, Rejection)), best)
     if estimate is not None:
         best, more = _checked(sweep, best, estimate)
@@ -78,6 +79,7 @@ def _decision(
         by_strategy=tuple(fit.ranked(cluster=cluster, safety=safety) for fit in best_by_strategy(best)),
         alternatives=tuple(fit.ranked(cluster=cluster, safety=safety) for fit in best[1 : 1 + MAX_ALTERNATIVES]),
         front=tuple(fit.ranked(cluster=cluster, safety=safety) for fit in front),
+        warnings=tuple(warnings_about(chosen, question)) if has_closed_forms else (),
     )
 
 

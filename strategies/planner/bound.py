@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from strategies.cluster import Cluster
 from strategies.estimate import CauseBytes, Phase, PhaseBytes
-from strategies.fsdp2_passes import formats_of
+from strategies.fsdp2_groups import formats_of
 from strategies.job import LossImplementation
 from strategies.memory.activations import Stretch, activation_levels
 from strategies.memory.moments import setting_of

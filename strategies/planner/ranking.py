@@ -21,11 +21,26 @@ MAX_ALTERNATIVES = 10
 MAX_FRONT = 20
 
 
-def ranked(fits: Iterable[Fit]) -> list[Fit]:
-    """Return the plans in order of preference."""
-    found = list(fits)
+def ranked(sweep: Sweep, fits: Iterable[Fit]) -> list[Fit]:
+    """Return of each variant its fastest plan, in order of preference.
+
+    ``fits``: of each variant the largest micro batch that fits.
+    """
+    found = [_fastest(sweep, fit) for fit in fits]
     fastest = _fastest_s(found)
     return sorted(found, key=lambda fit: _preference(fit, fit.plan, fit.time, fastest))
+
+
+def _fastest(sweep: Sweep, fit: Fit) -> Fit:
+    """Return the largest micro batch, or a smaller one where that is faster, as it may be on CPUs."""
+    if fit.time is None:
+        return fit
+    best, seconds = fit, fit.time.total_s
+    for plan, _ in sweep.smaller(fit):
+        time = sweep.time_of(fit.order, plan)
+        if time is not None and time.total_s < seconds and (smaller := sweep.fit_of(fit, plan)) is not None:
+            best, seconds = smaller, time.total_s
+    return best
 
 
 def best_by_strategy(best: Iterable[Fit]) -> list[Fit]:
@@ -65,6 +80,7 @@ def pareto_front(sweep: Sweep, best: list[Fit]) -> list[Fit]:
 
 
 Preference = tuple[int, int, float, int]
+_LAST = 10**9
 
 
 def _open_plans(sweep: Sweep, best: list[Fit]) -> Iterator[tuple[Preference, int, Fit, Plan]]:
@@ -73,8 +89,7 @@ def _open_plans(sweep: Sweep, best: list[Fit]) -> Iterator[tuple[Preference, int
     for fit in best:
         yield _preference(fit, fit.plan, fit.time, fastest), fit.estimate.device_bytes, fit, fit.plan
         for plan, floor in sweep.smaller(fit):
-            time = sweep.seconds(fit.variant.job, plan)
-            yield _preference(fit, plan, time, fastest), floor, fit, plan
+            yield _preference(fit, plan, sweep.time_of(fit.order, plan), fastest), floor, fit, plan
 
 
 def _fastest_s(fits: Iterable[Fit]) -> float:
@@ -82,9 +97,11 @@ def _fastest_s(fits: Iterable[Fit]) -> float:
 
 
 def _preference(fit: Fit, plan: Plan, time: StepTime | None, fastest_s: float) -> Preference:
-    seconds = 0.0 if time is None else time.total_s
-    steps_behind = math.floor(math.log(seconds / fastest_s) / math.log1p(TIE)) if seconds else 0
-    return steps_behind, fit.order, seconds, -plan.micro_batch_size
+    if time is None:
+        # Behind all plans whose time is known, where there are any.
+        return int(fastest_s > 0) * _LAST, fit.order, 0.0, -plan.micro_batch_size
+    ties_behind = math.floor(math.log(time.total_s / fastest_s) / math.log1p(TIE))
+    return max(0, ties_behind), fit.order, time.total_s, -plan.micro_batch_size
 
 
 def _thinned(front: list[Fit]) -> list[Fit]:

@@ -85,10 +85,15 @@ class Sweep:
         found = variants(question.spec, cluster=cluster, job=question.job, fixed=question.fixed)
         self._variants = list(_predictable(question, _allowed(question, found)))
         self._known: dict[tuple[int, Plan], Estimate] = {}
+        self._times: dict[tuple[int, Plan], StepTime | None] = {}
 
-    def outcomes(self) -> Iterator[Fit | Rejection]:
-        """Yield for each variant its largest micro batch that fits, or the closest one that does not."""
-        for order, (variant, bound) in enumerate(self._variants):
+    def outcomes(self, *, last_first: bool = False) -> Iterator[Fit | Rejection]:
+        """Yield for each variant its largest micro batch that fits, or the closest one that does not.
+
+        ``last_first``: the variants that save most, which are the least simple ones, come first.
+        """
+        numbered = list(enumerate(self._variants))
+        for order, (variant, bound) in reversed(numbered) if last_first else numbered:
             yield self._largest(order, variant, bound)
 
     def smaller(self, fit: Fit) -> Iterator[tuple[Plan, int]]:
@@ -104,11 +109,15 @@ class Sweep:
         estimate = self._estimate(fit.order, fit.variant, plan)
         if self._shortage(estimate) is not None:
             return None
-        return replace(fit, plan=plan, estimate=estimate, time=self.seconds(fit.variant.job, plan))
+        return replace(fit, plan=plan, estimate=estimate, time=self.time_of(fit.order, plan))
 
-    def seconds(self, job: Job, plan: Plan) -> StepTime | None:
-        """Return the time of a step, None where the rates of the device are not known."""
-        return known_step_time(self.question.spec, cluster=self.question.cluster, job=job, plan=plan)
+    def time_of(self, order: int, plan: Plan) -> StepTime | None:
+        """Return the time of a step of a variant's plan, None where the rates of the device are not known."""
+        key = (order, plan)
+        if key not in self._times:
+            job, question = self._variants[order][0].job, self.question
+            self._times[key] = known_step_time(question.spec, cluster=question.cluster, job=job, plan=plan)
+        return self._times[key]
 
     def _largest(self, order: int, variant: Variant, bound: Bound) -> Fit | Rejection:
         gpus, rejection = self.question.cluster.gpus, None
@@ -121,7 +130,7 @@ class Sweep:
             if lacking is not None and lacking[0] is Resource.GPU_MEMORY:
                 plan, estimate, lacking = self._with_smaller_buckets(order, variant, plan, estimate, lacking)
             if lacking is None:
-                time = self.seconds(variant.job, plan)
+                time = self.time_of(order, plan)
                 return Fit(order=order, variant=variant, plan=plan, estimate=estimate, time=time)
             rejection = rejection_of(variant, plan, estimate, lacking, cluster=self.question.cluster)
         return rejection or self._below_floor(variant, bound)

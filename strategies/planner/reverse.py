@@ -1,0 +1,162 @@
+"""Questions the other way round: how long, how much at once, which model, how few GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from strategies.cluster import Cluster
+from strategies.decision import Rejection
+from strategies.errors import NoPlanFitsError, PlanError, ScalingError
+from strategies.job import MAX_SIZE, Job
+from strategies.load_model import load_model_spec
+from strategies.model_spec import ModelSpec
+from strategies.planner.ranking import TIE, ranked
+from strategies.planner.sweep import Fit, Question, Sweep
+from strategies.presets import configs_folder
+from strategies.search import divisors
+from strategies.units import format_bytes
+
+SEQ_LEN_STEP = 128
+"""Lengths are told in multiples of this, which attention kernels like; shorter ones token by token."""
+LONGEST = 2**22
+"""Tokens: where the search for a length ends that the model itself does not limit."""
+MOST_SAMPLES_A_GPU = 1024
+"""Of a global batch: where the search for the best one ends."""
+NODE_SIZE = 8
+"""GPUs of one machine where nothing else is said, as on the command line."""
+
+
+def best_fit(question: Question) -> Fit | None:
+    """Return the plan that is preferred, None where none fits."""
+    sweep = Sweep(question)
+    fits = (outcome for outcome in sweep.outcomes() if isinstance(outcome, Fit))
+    return next(iter(ranked(sweep, fits)), None)
+
+
+def fits(question: Question) -> bool:
+    """Whether any plan fits; the least demanding variants are looked at first."""
+    return any(not isinstance(outcome, Rejection) for outcome in Sweep(question).outcomes(last_first=True))
+
+
+def longest_seq_len(question: Question) -> int:
+    """Return the most tokens a sample can have, all else being as asked: in multiples of 128 from there on.
+
+    Raises:
+        NoPlanFitsError: not even two tokens fit.
+    """
+    limit = question.spec.max_seq_len or LONGEST
+    if not _fits_at(question, 2):
+        raise NoPlanFitsError(
+            f"no sequence is short enough for {format_bytes(question.cluster.gpu.memory_bytes)} a GPU: "
+            f"the model's states alone are too much; give more GPUs, or others"
+        )
+    steps = _largest(limit // SEQ_LEN_STEP, lambda number: _fits_at(question, number * SEQ_LEN_STEP))
+    if steps * SEQ_LEN_STEP + SEQ_LEN_STEP > limit:
+        return limit if _fits_at(question, limit) else steps * SEQ_LEN_STEP
+    return steps * SEQ_LEN_STEP or _largest(SEQ_LEN_STEP - 1, lambda number: _fits_at(question, max(number, 2)))
+
+
+def best_global_batch_size(question: Question) -> int:
+    """Return the smallest global batch whose samples per second are within `TIE` of the best, up to 1024 a GPU.
+
+    Where no step time is known, it is the largest batch that fits in one pass.
+
+    Raises:
+        NoPlanFitsError: no batch fits.
+    """
+    unit = question.cluster.gpus * (question.fixed.micro_batch_size or 1)
+    rates: dict[int, float] = {}
+    for samples in _batches(unit, MOST_SAMPLES_A_GPU * question.cluster.gpus):
+        fit = best_fit(question.on(job=replace(question.job, global_batch_size=samples)))
+        if fit is not None:
+            rates[samples] = samples / fit.time.total_s if fit.time else float(fit.plan.micro_batch_size)
+    if not rates:
+        raise NoPlanFitsError(f"no global batch fits, not even {unit}, one micro batch a GPU; ask with --what-if")
+    best = max(rates.values())
+    return min(samples for samples, rate in rates.items() if rate >= best / (1 + TIE))
+
+
+def largest_model(question: Question) -> ModelSpec:
+    """Return the largest preset of the model's family that the cluster trains.
+
+    Raises:
+        NoPlanFitsError: none fits.
+    """
+    family = [spec for spec in _presets() if spec.family == question.spec.family]
+    if not family:
+        raise PlanError(f"no preset under configs/models is of the family {question.spec.family}")
+    for spec in sorted(family, key=lambda each: -each.num_params):
+        if spec.max_seq_len is not None and question.job.seq_len > spec.max_seq_len:
+            continue
+        if fits(replace(question, spec=spec)):
+            return spec
+    names = ", ".join(spec.name for spec in sorted(family, key=lambda each: each.num_params))
+    raise NoPlanFitsError(f"no {question.spec.family} preset fits with seq_len={question.job.seq_len}: tried {names}")
+
+
+def smallest_cluster(question: Question) -> Cluster:
+    """Return the fewest GPUs of the asked kind that train the model with the asked global batch.
+
+    Tried is every number that divides the global batch and fills whole nodes.
+
+    Raises:
+        NoPlanFitsError: no number does.
+    """
+    job = question.job
+    for gpus in divisors(job.global_batch_size):
+        cluster = grown(question.cluster, gpus)
+        if cluster is None or job.global_batch_size % (gpus * (question.fixed.micro_batch_size or 1)):
+            continue
+        if fits(question.on(cluster=cluster)):
+            return cluster
+    raise NoPlanFitsError(
+        f"no number of {question.cluster.gpu.name} fits, up to one a sample (global_batch_size="
+        f"{job.global_batch_size}); give a larger global batch, or another GPU"
+    )
+
+
+def grown(cluster: Cluster, gpus: int) -> Cluster | None:
+    """Return the cluster with so many GPUs in nodes like its own; None where they fill no whole number of nodes.
+
+    A single node may have up to eight, as on the command line; ranks on CPUs are always one node.
+    """
+    per_node = cluster.gpus_per_node
+    if cluster.num_nodes == 1:
+        per_node = gpus if cluster.gpu.is_cpu else max(per_node, NODE_SIZE)
+    if gpus > per_node and gpus % per_node:
+        return None
+    return replace(cluster, gpus=gpus, gpus_per_node=min(gpus, per_node))
+
+
+def _batches(unit: int, most: int) -> Iterator[int]:
+    samples = unit
+    while samples <= max(unit, min(most, MAX_SIZE)):
+        yield samples
+        samples *= 2
+
+
+def _fits_at(question: Question, seq_len: int) -> bool:
+    job: Job = replace(question.job, seq_len=seq_len)
+    return fits(question.on(job=job))
+
+
+def _largest(limit: int, holds: Callable[[int], bool]) -> int:
+    """Return the largest number up to ``limit`` for which a condition holds that fails from some number on; 0: none."""
+    low, high = 0, 1
+    while high <= limit and holds(high):
+        low, high = high, high * 2
+    high = min(high, limit + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _presets() -> Iterator[ModelSpec]:
+    """Yield every preset that can be read."""
+    for path in sorted((configs_folder() / "models").glob("*.json")):
+        try:
+            yield load_model_spec(path.stem)
+        except ScalingError:
+            continue

@@ -1,0 +1,80 @@
+"""What should be known about a chosen plan before it is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+from strategies.errors import PlanError, SpecError
+from strategies.job import LossImplementation, Precision
+from strategies.memory.predict import predict
+from strategies.plan import OffloadDevice, StrategyName
+from strategies.planner.sweep import Fit, Question
+from strategies.registry import STRATEGIES
+from strategies.units import format_bytes
+
+LARGE_LOGITS = 0.25
+"""Share of the peak beyond which the loss is worth changing."""
+FULL_HOST = 0.9
+"""Share of a node's memory beyond which the page cache and data loaders have no room."""
+STAGES = (StrategyName.DDP, StrategyName.ZERO1, StrategyName.ZERO2, StrategyName.ZERO3)
+
+
+def warnings_about(chosen: Fit, question: Question) -> Iterator[str]:
+    """Yield one sentence for each thing that would surprise."""
+    yield from _higher_stages(chosen, question)
+    yield from _logits(chosen)
+    yield from _host(chosen, question)
+    if chosen.variant.job.precision is Precision.BF16_PURE:
+        yield (
+            "bf16-pure keeps weights and optimizer states in 16 bits: changes below 1/256 of a number are lost, so that "
+            "weights and second moments may stop moving; bf16 keeps fp32 copies"
+        )
+
+
+def _higher_stages(chosen: Fit, question: Question) -> Iterator[str]:
+    """Yield where a higher ZeRO stage would need more than the one below it, all else equal."""
+    if chosen.plan.strategy not in STAGES or chosen.plan.offload_param is not OffloadDevice.NONE:
+        return
+    needed = [(stage, _device_bytes(stage, chosen, question)) for stage in STAGES]
+    for (lower, less), (higher, more) in pairwise(needed):
+        if chosen.plan.strategy in (lower, higher) and less is not None and more is not None and more > less:
+            yield (
+                f"{higher} needs more than {lower} here, {format_bytes(more)} against {format_bytes(less)} with the same "
+                f"micro batch and activation checkpointing: its buffers outweigh what it shares"
+            )
+
+
+def _device_bytes(stage: StrategyName, chosen: Fit, question: Question) -> int | None:
+    buckets = STRATEGIES[stage].buckets(question.spec, chosen.variant.job)
+    plan = replace(chosen.plan, strategy=stage, buckets=buckets, reshard_after_forward=True)
+    try:
+        return predict(question.spec, cluster=question.cluster, job=chosen.variant.job, plan=plan).device_bytes
+    except (PlanError, SpecError):
+        return None  # offload that only one of the two can have
+
+
+def _logits(chosen: Fit) -> Iterator[str]:
+    peak = chosen.estimate.memory.peak
+    if chosen.variant.job.loss is LossImplementation.STANDARD and peak.causes.logits > LARGE_LOGITS * peak.total_bytes:
+        share = peak.causes.logits / peak.total_bytes
+        yield (
+            f"logits hold {format_bytes(peak.causes.logits)} of the peak ({share:.0%}); "
+            f"--loss fused never holds them all, --micro-batch-size or --seq-len make them fewer"
+        )
+
+
+def _host(chosen: Fit, question: Question) -> Iterator[str]:
+    host, known = chosen.estimate.host, question.cluster.host_memory_bytes
+    if host is None or question.cluster.gpu.is_cpu:
+        return
+    needed = host.peak.total_bytes
+    offloads = {chosen.plan.offload_optimizer, chosen.plan.offload_param} != {OffloadDevice.NONE}
+    if known is None and offloads:
+        yield (
+            f"the plan offloads and the nodes' memory is not known: it needs {format_bytes(needed)} a node; "
+            f"give --host-memory-gib to have that checked"
+        )
+    elif known is not None and needed > FULL_HOST * known:
+        yield f"host memory is almost full: {format_bytes(needed)} of {format_bytes(known)} a node"
