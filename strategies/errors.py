@@ -25,6 +25,10 @@ class PlanError(ScalingError):
     """The plan is not legal for this job and cluster."""
 
 
+class CalibrationError(ScalingError):
+    """Measurements of this machine cannot be made, written or used."""
+
+
 class NoPlanFitsError(ScalingError):
     """No candidate plan fits the memory of one GPU."""
 

@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from scaling.cli.calibrate import calibrate
 from scaling.cli.estimate import estimate
 from scaling.cli.measure import measure
 from scaling.cli.plan import plan
@@ -20,6 +21,7 @@ app = typer.Typer(
 app.command()(plan)
 app.command()(estimate)
 app.command()(measure)
+app.command()(calibrate)
 
 
 def main() -> None:

@@ -33,6 +33,8 @@ HOP_S = 9.49e-6
 """Likewise."""
 INTERFERENCE = 0.27
 """Likewise."""
+LAUNCH_S = 7e-6
+"""Of the CPU per kernel, autograd included."""
 NVME_BYTES_PER_S = 5e9
 """Of one node: two PCIe 4 drives, mixed reads and writes. Not checked against a run."""
 
@@ -66,6 +68,7 @@ class Rates:
     """Latency of a ring per rank and message, waiting for the slowest rank included."""
     interference: float = INTERFERENCE
     """Share of hidden communication that still costs time: its kernels take processors and bandwidth."""
+    launch_s: float = LAUNCH_S
     origin: str = ""
 
 

@@ -8,12 +8,14 @@ elementwise kernels follow each other on one stream.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strategies.cluster import Cluster
 from strategies.job import Attention, Job, Precision
 from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
+from strategies.time.calibrated import cpu_seconds, described, gpu_rates, largest_product_rate
+from strategies.time.calibration import Calibration, calibration_for
 from strategies.time.communication import fabric
 from strategies.time.optimizer_step import optimizer_seconds
 from strategies.time.rates import Rates, rates_of
@@ -29,8 +31,6 @@ EAGER_ATTENTION_SHARE = 0.5
 KERNELS_PER_BLOCK = 60
 """Launched in one block's forward by an eager Hugging Face decoder: 7 products, 2 norms of 6, rotation, casts."""
 COMPILED_KERNELS_PER_BLOCK = 15
-LAUNCH_S = 7e-6
-"""Of the CPU per kernel, autograd included."""
 WEIGHT_PASSES_BYTES = 12.0
 """Per parameter and micro batch: products read the weight twice and write and add up its gradient."""
 SHARDED_PASSES_BYTES = 24.0
@@ -105,13 +105,17 @@ def step_time(
 ) -> StepTime:
     """Return the seconds of one optimizer step in the steady state.
 
-    ``compiled``: blocks run under torch.compile, which our trainer does not do. ``rates``: measured ones instead of
-    those of ``configs/gpu_rates.csv``. Data loading, evaluation and checkpoints are not counted.
+    ``compiled``: blocks run under torch.compile, which our trainer does not do. ``rates``: instead of what ``scaling
+    calibrate`` measured here, or else of ``configs/gpu_rates.csv``. Data loading, evaluation and checkpoints are not
+    counted. On CPU ranks without a calibration it is a guess: ask `times_known` before you show it.
 
     Raises:
-        ClusterError: the rates of the GPU are not known.
+        ClusterError: the rates of the GPU, or of the strategy's engine on CPU ranks, are not known.
     """
-    rates = rates or rates_of(cluster.gpu)
+    calibration = calibration_for(cluster) if rates is None else None
+    if calibration and cluster.gpu.is_cpu:
+        return _on_cpu(spec, calibration, cluster=cluster, job=job, plan=plan)
+    rates = rates or rates_for(cluster, calibration)
     work = token_work(spec, job, compiled=compiled)
     micro = _micro_batch(spec, work, job=job, plan=plan, compiled=compiled, rates=rates)
     steps = plan.gradient_accumulation_steps
@@ -130,6 +134,63 @@ def step_time(
         model_flops_per_token=work.model_flops,
         hardware_flops_per_token=work.model_flops + recomputed,
         peak_flops_per_s=rates.peak_flops_per_s,
+    )
+
+
+def times_known(cluster: Cluster) -> bool:
+    """Tell whether `step_time` rests on something for ``cluster``: a calibration, or a GPU's row and data sheet."""
+    if calibration_for(cluster) is not None:
+        return True
+    if cluster.gpu.is_cpu:
+        return False
+    return cluster.gpu.bf16_flops_per_s is not None and cluster.gpu.hbm_bytes_per_s is not None
+
+
+def time_source(cluster: Cluster) -> str:
+    """Return where step times of ``cluster`` come from, as a phrase to print beside them."""
+    if calibration := calibration_for(cluster):
+        other = cluster.gpu.is_cpu and cluster.gpus != calibration.ranks
+        rough = f"; rough for {cluster.gpus}, measure with --ranks {cluster.gpus}" if other else ""
+        return described(calibration) + rough
+    if not times_known(cluster):
+        return f"not known for {cluster.gpu.name}; run `scaling calibrate` on it"
+    return "shares of the data sheet from published runs (configs/gpu_rates.csv)"
+
+
+def rates_for(cluster: Cluster, calibration: Calibration | None) -> Rates:
+    """Return the rates of the cluster's GPU, with what was measured on it.
+
+    Raises:
+        ClusterError: they are not known and nothing was measured.
+    """
+    if calibration is None:
+        return rates_of(cluster.gpu)
+    best = largest_product_rate(calibration, Precision.BF16)
+    # A GPU without a data sheet here: MFU is then a share of the fastest product.
+    gpu = replace(
+        cluster.gpu,
+        bf16_flops_per_s=cluster.gpu.bf16_flops_per_s or best,
+        hbm_bytes_per_s=cluster.gpu.hbm_bytes_per_s or calibration.copy_bytes_per_s,
+    )
+    return gpu_rates(rates_of(gpu), calibration)
+
+
+def _on_cpu(spec: ModelSpec, calibration: Calibration, *, cluster: Cluster, job: Job, plan: Plan) -> StepTime:
+    """Return the step time on CPU ranks; MFU is a share of the fastest product that was measured."""
+    seconds = cpu_seconds(spec, calibration, cluster=cluster, job=job, plan=plan)
+    work = token_work(spec, job, compiled=False)
+    return StepTime(
+        matrix_s=seconds.matrix_s,
+        attention_s=seconds.attention_s,
+        memory_bound_s=seconds.memory_bound_s,
+        recompute_s=seconds.recompute_s,
+        communication_s=seconds.communication_s,
+        optimizer_s=seconds.optimizer_s,
+        launch_s=seconds.launch_s,
+        tokens_per_gpu=plan.gradient_accumulation_steps * plan.micro_batch_size * job.seq_len,
+        model_flops_per_token=work.model_flops,
+        hardware_flops_per_token=work.model_flops + _recomputed_flops(spec, work, plan),
+        peak_flops_per_s=max(largest_product_rate(calibration, each) for each in (Precision.FP32, Precision.BF16)),
     )
 
 
@@ -167,7 +228,7 @@ def _micro_batch(
     )
     forward = blocks + head + attention + elementwise + loss / 3
     kernels = COMPILED_KERNELS_PER_BLOCK if compiled else KERNELS_PER_BLOCK
-    launch = spec.num_layers * kernels * LAUNCH_S
+    launch = spec.num_layers * kernels * rates.launch_s
     backward = 2 * (blocks + head + elementwise + loss / 3) + ATTENTION_BACKWARD * attention + weights + again
     return _MicroBatch(
         matrix_s=3 * (blocks + head),

@@ -1,0 +1,140 @@
+"""What each engine adds to the bare model on CPU ranks: its Python, its copies and its messages.
+
+Two models under each engine, with one and with several micro batches a step: the difference is what a micro batch
+costs, the rest what a step does. A thin model shows the cost of a parameter tensor, a wide one that of a parameter.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from scaling.batch import causal_batch
+from scaling.calibrate.model_costs import BareModel, random_ids, reference_model
+from scaling.calibrate.reference_models import THIN, WIDE, decision_for
+from scaling.calibrate.timing import Stopwatch
+from scaling.engines.base import Engine
+from scaling.engines.build import build_engine
+from scaling.engines.optimizer import OptimizerSettings
+from scaling.loop import train_step
+from scaling.meter import NoMeter
+from strategies.emit.deepspeed import STAGES
+from strategies.plan import ActivationCheckpointing, StrategyName
+from strategies.time.calibration import EngineCost
+
+MICRO_BATCHES = 4
+"""Of the longer of two steps."""
+LEARNING_RATE = 1e-5
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """An engine to measure."""
+
+    strategy: StrategyName
+    reshards: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """Seconds under an engine, the model's own included."""
+
+    micro_batch_s: float
+    step_s: float
+
+
+def engine_costs(watch: Stopwatch, bare: BareModel) -> tuple[EngineCost, ...]:
+    """Return the costs of every engine that is installed, with each kind of activation checkpointing."""
+    return tuple(cost for kind in _kinds() for cost in _costs(watch, kind, bare))
+
+
+def _kinds() -> Iterator[Kind]:
+    has_deepspeed = importlib.util.find_spec("deepspeed") is not None
+    if not has_deepspeed:
+        logger.warning("DeepSpeed is not installed: there will be no times for %s", ", ".join(STAGES))
+    for strategy in StrategyName:
+        if has_deepspeed or strategy not in STAGES:
+            yield Kind(strategy=strategy)
+    yield Kind(strategy=StrategyName.FSDP2, reshards=False)
+
+
+def _costs(watch: Stopwatch, kind: Kind, bare: BareModel) -> Iterator[EngineCost]:
+    thin = {
+        checkpointing: _step_cost(watch, THIN, kind, checkpointing, repeats=6)
+        for checkpointing in ActivationCheckpointing
+    }
+    wide = _step_cost(watch, WIDE, kind, ActivationCheckpointing.NONE, repeats=4)
+    plain = thin[ActivationCheckpointing.NONE]
+    num_thin, thin_params = _sizes(THIN)
+    num_wide, wide_params = _sizes(WIDE)
+    # Each of two models is a number of tensors and a number of parameters: two equations for two costs.
+    per_param = max(0.0, (wide.micro_batch_s - bare.wide) - _added(plain, bare) * num_wide / num_thin) / wide_params
+    step_per_param = max(0.0, wide.step_s - plain.step_s * num_wide / num_thin) / wide_params
+    for checkpointing, cost in thin.items():
+        added = cost.micro_batch_s - bare.thin[checkpointing] - per_param * thin_params
+        yield EngineCost(
+            strategy=kind.strategy,
+            reshard_after_forward=kind.reshards,
+            activation_checkpointing=checkpointing,
+            micro_batch_s_per_tensor=max(0.0, added) / num_thin,
+            micro_batch_s_per_param=per_param,
+            step_s_per_tensor=max(0.0, plain.step_s - step_per_param * thin_params) / num_thin,
+            step_s_per_param=step_per_param,
+        )
+
+
+def _added(cost: StepCost, bare: BareModel) -> float:
+    return max(0.0, cost.micro_batch_s - bare.thin[ActivationCheckpointing.NONE])
+
+
+def _step_cost(
+    watch: Stopwatch, config: dict[str, Any], kind: Kind, checkpointing: ActivationCheckpointing, *, repeats: int
+) -> StepCost:
+    """Return the cost of a micro batch and of a step: what changes with the micro batches of a step, and what does not.
+
+    Steps of both lengths take turns, so that a disturbance does not hit one of them alone.
+    """
+    decision = decision_for(
+        config,
+        num_ranks=watch.num_ranks,
+        strategy=kind.strategy,
+        checkpointing=checkpointing,
+        reshards=kind.reshards,
+        steps=MICRO_BATCHES,
+    )
+    engine = build_engine(
+        reference_model(config, decision),
+        decision=decision,
+        settings=OptimizerSettings(weight_decay=0.1),
+        device=watch.device,
+        meter=NoMeter(),
+    )
+    engine.set_learning_rate(LEARNING_RATE)
+    batch = causal_batch(random_ids(decision, config))
+    try:
+        short = long = float("inf")
+        for turn in range(watch.repeats(repeats)):
+            short = min(short, _seconds(watch, engine, [batch], is_first=turn == 0))
+            long = min(long, _seconds(watch, engine, [batch] * MICRO_BATCHES, is_first=False))
+    finally:
+        engine.close()
+    micro = max(0.0, long - short) / (MICRO_BATCHES - 1)
+    return StepCost(micro_batch_s=micro, step_s=max(0.0, short - micro))
+
+
+def _seconds(watch: Stopwatch, engine: Engine, batches: list[Any], *, is_first: bool) -> float:
+    """Return the seconds of a step; states appear in the first two of an engine, which do not count."""
+    return watch.seconds(lambda: train_step(engine, batches), repeats=1, warm_up=2 if is_first else 0)
+
+
+def _sizes(config: dict[str, Any]) -> tuple[int, int]:
+    """Return the parameter tensors and the parameters of a reference model."""
+    from scaling.calibrate.reference_models import spec_of
+
+    spec = spec_of(config)
+    return sum(group.num_copies * len(group.tensors) for group in spec.groups), spec.num_params
