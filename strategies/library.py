@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from strategies.errors import PlanError, SpecError
 from strategies.job import Attention, Job, LossImplementation, OptimizerName, Precision
 from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
+from strategies.trained import ALL_LINEAR, Lora
 
 if TYPE_CHECKING:  # what a call brings: `import strategies` stays fast
     from strategies.cluster import Cluster
     from strategies.decision import Decision
 
 Choice = TypeVar("Choice", bound=StrEnum)
+OPEN = "auto"
+"""A loss that is left to the search."""
 
 
 class Runner(StrEnum):
@@ -49,7 +52,7 @@ def plan(
     gradient_clipping: float = 1.0,
     optimizer: str = OptimizerName.ADAMW,
     attention: str = Attention.FLASH,
-    loss: str | None = None,
+    loss: str = OPEN,
     strategy: str | None = None,
     activation_checkpointing: str | None = None,
     checkpoint_every: int | None = None,
@@ -57,6 +60,10 @@ def plan(
     reshard_after_forward: bool | None = None,
     offload_optimizer: str | None = None,
     offload_param: str | None = None,
+    lora_rank: int | None = None,
+    lora_targets: str | None = None,
+    freeze: Sequence[str] | None = None,
+    safety: float = 0.9,
     runs_in: str | None = None,
 ) -> Decision:
     """Return the decision that ``scaling plan`` prints for the flags of the same names.
@@ -93,7 +100,9 @@ def plan(
             gradient_clipping=gradient_clipping,
             optimizer=_choice(OptimizerName, "optimizer", optimizer),
             attention=_choice(Attention, "attention", attention),
-            loss=_optional(LossImplementation, "loss", loss) or LossImplementation.STANDARD,
+            loss=LossImplementation.STANDARD if loss == OPEN else _choice(LossImplementation, "loss", loss),
+            lora=_lora(lora_rank, lora_targets),
+            freeze=tuple(freeze or ()),
         ),
         fixed=FixedParts(
             strategy=_optional(StrategyName, "strategy", strategy),
@@ -105,8 +114,9 @@ def plan(
             reshard_after_forward=reshard_after_forward,
             offload_optimizer=_optional(OffloadDevice, "offload_optimizer", offload_optimizer),
             offload_param=_optional(OffloadDevice, "offload_param", offload_param),
-            searches_loss=loss is None,
+            searches_loss=loss == OPEN,
         ),
+        safety=safety,
         why_not=_why_not(_optional(Runner, "runs_in", runs_in), cluster=cluster),
     )
 
@@ -122,6 +132,20 @@ def _named(model: str | os.PathLike[str] | Mapping[str, Any] | HuggingFaceConfig
             f"model is a {type(model).__name__}; give a preset, a folder, a config.json, a hub id, or its config"
         )
     return model.to_dict()
+
+
+def _lora(rank: int | None, targets: str | None) -> Lora | None:
+    """Return the adapters that are trained.
+
+    Raises:
+        PlanError: targets are given and no rank.
+    """
+    if rank is None and targets is None:
+        return None
+    if rank is None:
+        raise PlanError(f"lora_targets={targets!r} names layers for adapters; give their lora_rank too")
+    names = tuple(name.strip() for name in (targets or ALL_LINEAR).split(","))
+    return Lora(rank=rank, target_modules=names)
 
 
 def _optional(kind: type[Choice], name: str, value: str | None) -> Choice | None:
