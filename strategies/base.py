@@ -43,6 +43,8 @@ class StateLayout:
     """The highest moment of a forward before the head: the gathers of blocks."""
     forward_gather: CauseBytes = NOTHING
     """The highest moment of a forward at which weights are gathered before a block runs: no working tensor lives."""
+    last_gather: CauseBytes = NOTHING
+    """While the last block's weights are gathered in forward: all other blocks keep their activations already."""
     backward_start: CauseBytes
     """When backward begins: no gradient of this micro batch yet."""
     first_gradient: CauseBytes

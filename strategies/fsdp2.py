@@ -16,15 +16,8 @@ from typing import final
 from strategies.backward_states import that_may_peak
 from strategies.base import NOTHING, StateLayout, Strategy
 from strategies.estimate import CauseBytes
-from strategies.fsdp2_passes import (
-    Formats,
-    Passes,
-    ShardedGroup,
-    formats_of,
-    shard_elements,
-    sharded_groups,
-    total_bytes,
-)
+from strategies.fsdp2_groups import Formats, ShardedGroup, formats_of, shard_elements, sharded_groups
+from strategies.fsdp2_passes import Passes, total_bytes
 from strategies.job import Job, LossImplementation, Precision
 from strategies.memory.model_states import Sharding
 from strategies.memory.optimizer_states import shard_state_bytes, step_copy_bytes
@@ -89,7 +82,7 @@ def _layout(
         whole_gradients=whole_gradients,
         loss_in_forward=job.loss is LossImplementation.FUSED,
     )
-    gather, start, end = passes.forward()
+    gather, last_gather, start, end = passes.forward()
     backward_start, first_gradient, after_blocks = passes.backward()
     between = CauseBytes(
         gradients=formats.reduced * shard if accumulates and not whole_gradients and not offloads else 0
@@ -97,7 +90,7 @@ def _layout(
     waiting = CauseBytes(gradients=passes.waiting_gradients)
     resident = CauseBytes(
         parameters=sum(map(formats.shard_bytes, (root, *blocks))),
-        optimizer_states=shard_state_bytes(spec, job, data_parallel_size)
+        optimizer_states=shard_state_bytes(spec, job, data_parallel_size),
     )
     largest = max(
         shard_elements(tensor, data_parallel_size)
@@ -126,6 +119,7 @@ def _layout(
         forward=between + waiting + end,
         forward_start=between + waiting + start,
         forward_gather=between + waiting + gather,
+        last_gather=between + waiting + last_gather,
         backward_start=between + backward_start,
         first_gradient=between + first_gradient,
         in_blocks=that_may_peak(replace(state, causes=between + state.causes) for state in passes.in_blocks()),

@@ -1,4 +1,4 @@
-"""What FSDP2 gathers and reduces: groups of parameters, and a forward and a backward over them.
+"""A forward and a backward of FSDP2, group by group.
 
 Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py.
 """
@@ -6,139 +6,15 @@ Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
 
 from strategies.base import NOTHING, BlockState
 from strategies.estimate import CauseBytes
-from strategies.job import Precision
-from strategies.memory.model_states import FP32_BYTES
-from strategies.model_spec import GroupRole, ModelSpec, ParameterTensor
+from strategies.fsdp2_groups import Formats, ShardedGroup, Trained, shard_elements
+from strategies.model_spec import ModelSpec
 from strategies.parameter_order import Gradient, parameter_order
-from strategies.units import ceil_div
 
 SMALL_MATRIX = 8
 """A matrix so many times smaller than the largest of its block, such as a router, changes no peak by its gradient."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """The trained parameters of a group, whose gradients are reduced as one."""
-
-    elements: int
-    shard: int
-    gathered: int
-    """Elements of all shards, padding included."""
-    last: int
-    """Elements of the last tensor: a loop variable refers to its gradient to the end of foreach_reduce."""
-    largest: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardedGroup:
-    """Parameters that are gathered as one."""
-
-    elements: int
-    shard: int
-    """Elements that a rank keeps: of each tensor its first dimension divided by the ranks, rounded up."""
-    gathered: int
-    """Elements of the gathered group, padding included."""
-    largest: int
-    """Elements of the largest tensor."""
-    trained: Trained
-    widening: int
-    """Most pairs of bytes while 16-bit tensors become fp32 one after the other."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Formats:
-    """Bytes of one element."""
-
-    shard: int
-    """Of a trained parameter, as a rank keeps it."""
-    frozen: int
-    """Of a frozen one, which stays as it was built: it needs no fp32 master."""
-    compute: int
-    reduced: int
-
-    @property
-    def casts(self) -> bool:
-        """Whether trained shards are cast, into a flat copy, before they are gathered."""
-        return self.compute != self.shard
-
-    def shard_bytes(self, group: ShardedGroup) -> int:
-        """Return the bytes of a group's shard on one rank."""
-        return self.shard * group.trained.shard + self.frozen * (group.shard - group.trained.shard)
-
-    def whole_bytes(self, group: ShardedGroup) -> int:
-        """Return the bytes of a group that is not sharded yet."""
-        return self.shard * group.trained.elements + self.frozen * (group.elements - group.trained.elements)
-
-    def cast_elements(self, group: ShardedGroup) -> int:
-        """Return the elements of one rank's shard that are cast before they are gathered."""
-        frozen = group.shard - group.trained.shard if self.compute != self.frozen else 0
-        return frozen + (group.trained.shard if self.casts else 0)
-
-
-def formats_of(precision: Precision) -> Formats:
-    """Return the formats of a precision: fp32 shards, weights gathered in the format of the computation."""
-    if precision is Precision.BF16_PURE:
-        return Formats(shard=2, frozen=2, compute=2, reduced=2)
-    return Formats(
-        shard=FP32_BYTES, frozen=precision.weight_bytes, compute=precision.compute_bytes, reduced=FP32_BYTES
-    )
-
-
-@cache
-def sharded_groups(spec: ModelSpec, data_parallel_size: int) -> tuple[ShardedGroup, tuple[ShardedGroup, ...]]:
-    """Return the root group, and the blocks in the order in which they run."""
-    root: list[ParameterTensor] = []
-    blocks: list[ShardedGroup] = []
-    stack: dict[int, list[ParameterTensor]] = {}
-    for group in spec.groups:
-        if group.role is GroupRole.BLOCK:
-            for layer in group.layers:
-                stack.setdefault(layer, []).extend(group.tensors)
-        else:
-            blocks.extend(_group(stack[layer], data_parallel_size) for layer in sorted(stack))
-            stack = {}
-            root.extend(group.tensors)
-    blocks.extend(_group(stack[layer], data_parallel_size) for layer in sorted(stack))
-    return _group(root, data_parallel_size), tuple(blocks)
-
-
-def _group(tensors: Sequence[ParameterTensor], data_parallel_size: int) -> ShardedGroup:
-    shard = sum(shard_elements(tensor, data_parallel_size) for tensor in tensors)
-    elements, before, widening = sum(tensor.num_params for tensor in tensors), 0, 0
-    trained = [tensor for tensor in tensors if tensor.is_trained]
-    for tensor in trained:
-        widening = max(widening, 2 * (before + tensor.num_params) + elements - before)
-        before += tensor.num_params
-    return ShardedGroup(
-        elements=elements,
-        shard=shard,
-        gathered=shard * data_parallel_size,
-        largest=max(tensor.num_params for tensor in tensors),
-        trained=_trained(trained, data_parallel_size),
-        widening=widening,
-    )
-
-
-def _trained(tensors: Sequence[ParameterTensor], data_parallel_size: int) -> Trained:
-    shard = sum(shard_elements(tensor, data_parallel_size) for tensor in tensors)
-    return Trained(
-        elements=sum(tensor.num_params for tensor in tensors),
-        shard=shard,
-        gathered=shard * data_parallel_size,
-        last=tensors[-1].num_params if tensors and data_parallel_size > 1 else 0,
-        largest=max((tensor.num_params for tensor in tensors), default=0),
-    )
-
-
-def shard_elements(tensor: ParameterTensor, data_parallel_size: int) -> int:
-    """Return the elements of the first rank's shard, which is the largest."""
-    rows = tensor.shape[0]
-    return ceil_div(rows, data_parallel_size) * (tensor.num_params // rows)
 
 
 class Passes:
@@ -171,16 +47,19 @@ class Passes:
         self._order = parameter_order(spec)
         self._is_alone = root.gathered == root.shard
 
-    def forward(self) -> tuple[CauseBytes, CauseBytes, CauseBytes]:
-        """Return the highest gather, what lives while a block runs, and the end of forward, with the logits."""
+    def forward(self) -> tuple[CauseBytes, CauseBytes, CauseBytes, CauseBytes]:
+        """Return the highest gather, the last one, what lives while a block runs, and the end, with the logits."""
         if self._is_alone:
             return self._forward_alone()
         gathers, in_blocks, held, previous = [], [NOTHING], 0, 0
         for group in (self._root, *self._blocks):
             gather = self._gather(group)
-            gathers.append(_moment(held, previous + gather + self._flat(group)))
             # The buffer of the group before is referred to until this one's weights are copied out.
-            gathers.append(_moment(held + gather, previous + gather))
+            moments = (
+                _moment(held, previous + gather + self._flat(group)),
+                _moment(held + gather, previous + gather),
+            )
+            gathers.append(max(moments, key=total_bytes))
             if group is not self._root:
                 in_blocks.append(_moment(held + gather, gather))
             previous = gather
@@ -188,15 +67,15 @@ class Passes:
                 held += gather
         # The last block's buffer is freed when the root's forward ends; the loss comes after it, but for the fused one.
         end = _moment(held, previous if self._loss_in_forward else 0)
-        return max(gathers, key=total_bytes), max(in_blocks, key=total_bytes), end
+        return max(gathers, key=total_bytes), gathers[-1], max(in_blocks, key=total_bytes), end
 
-    def _forward_alone(self) -> tuple[CauseBytes, CauseBytes, CauseBytes]:
+    def _forward_alone(self) -> tuple[CauseBytes, CauseBytes, CauseBytes, CauseBytes]:
         """Return the same for one rank, which copies its shards, and casts them tensor by tensor."""
         held, block = self._gather(self._root), max(map(self._gather, self._blocks), default=0)
         blocks = block if self._reshard else sum(map(self._gather, self._blocks))
         cast = max((self._cast(block) for block in self._blocks), default=0)
         start = max(_moment(held, self._cast(self._root)), _moment(held + blocks, cast), key=total_bytes)
-        return start, start, _moment(held + blocks - (block if self._reshard else 0), cast)
+        return start, NOTHING, start, _moment(held + blocks - (block if self._reshard else 0), cast)
 
     def backward(self) -> tuple[CauseBytes, CauseBytes, CauseBytes]:
         """Return the start, the head's gradient, and what comes after the blocks."""

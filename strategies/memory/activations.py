@@ -16,7 +16,7 @@ from strategies.adapt import BLOCKS_FROZEN
 from strategies.errors import SpecError
 from strategies.job import Attention, LossImplementation
 from strategies.memory.features import sizes_of
-from strategies.memory.forms import BlockForms, Form, FormSet, Level, form_set, kinds_of
+from strategies.memory.forms import BlockForms, Form, FormSet, Level, form_set, has_two_stacks, kinds_of
 from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing
 
@@ -65,6 +65,8 @@ class Stretch(StrEnum):
     FIRST_BLOCK_IN_FORWARD = "first_block_in_forward"
     BESIDE_BLOCKS_IN_FORWARD = "beside_blocks_in_forward"
     """What lives in forward outside of any block."""
+    BESIDE_LAST_BLOCK_IN_FORWARD = "beside_last_block_in_forward"
+    """Likewise, with what all blocks but the last one keep."""
     FORWARD = "forward"
     """Its end, with everything kept."""
     BEFORE_FIRST_GRADIENT = "before_first_gradient"
@@ -173,6 +175,8 @@ class _Block(NamedTuple):
     below: Bytes
     """Kept by blocks before the first one of this kind."""
     forms: BlockForms
+    is_upper: bool = False
+    """Of the upper one of two stacks: when its embedding's gradient is there, backward goes on in the other."""
 
 
 class _Evaluation:
@@ -196,11 +200,18 @@ class _Evaluation:
             Stretch.KEPT: (kept,),
             Stretch.FIRST_BLOCK_IN_FORWARD: forward,
             Stretch.BESIDE_BLOCKS_IN_FORWARD: (self._base("forward_base"),),
+            Stretch.BESIDE_LAST_BLOCK_IN_FORWARD: (
+                forward_base.plus(self._bytes(self.blocks[-1].forms.kept_in_forward), times=-1),
+            ),
             Stretch.BESIDE_BLOCKS_IN_EVALUATION: (self._base("evaluation_base"),),
             Stretch.FORWARD: (
                 *self._on(forward_base, self.head.forward),
                 *self._on(kept.plus(self._base("forward_base")), self.head.after_model),
-                *(level.plus(in_forward) for level in forward),
+                *(
+                    self._bytes(level).plus(in_forward).plus(block.above, times=-1)
+                    for block in self.blocks
+                    for level in block.forms.forward
+                ),
             ),
             Stretch.BEFORE_FIRST_GRADIENT: self._on(backward_base, self.head.before_gradient),
             Stretch.AFTER_FIRST_GRADIENT: (without_tied, *self._on(without_tied, self.head.after_gradient)),
@@ -213,10 +224,12 @@ class _Evaluation:
             Stretch.FIRST_BLOCK: (
                 self._bytes(_without_tied_gradient(level)).plus(block.below)
                 for block, level in bottom
-                if not _is_embedding(level)
+                if block.is_upper or not _is_embedding(level)
             ),
             Stretch.EMBEDDING: [
-                self._bytes(_without_tied_gradient(level)) for _, level in bottom if _is_embedding(level)
+                self._bytes(_without_tied_gradient(level))
+                for block, level in bottom
+                if _is_embedding(level) and not block.is_upper
             ]
             or (_NOTHING,),
             Stretch.BLOCK_IN_EVALUATION: again,
@@ -261,6 +274,9 @@ class _Evaluation:
         setting = self.setting
         kinds = _reached(kinds_of(spec, attention=setting.attention, seq_len=setting.seq_len, forms=forms), spec)
         every, chosen = setting.checkpoint_every, setting.activation_checkpointing
+        if has_two_stacks(spec):
+            yield from self._two_stacks(kinds, forms)
+            return
         for kind, number in kinds.items():
             if chosen is ActivationCheckpointing.NONE or every == 1:
                 yield _Block(number, Bytes(), Bytes(), forms.block(kind, chosen))
@@ -268,6 +284,19 @@ class _Evaluation:
             yield from self._mixed(
                 number, every, forms.block(kind, chosen), forms.block(kind, ActivationCheckpointing.NONE)
             )
+
+    def _two_stacks(self, kinds: Mapping[str, int], forms: FormSet) -> Iterator[_Block]:
+        """Yield the blocks of the encoder and of the decoder, which runs after it."""
+        chosen, every = self.setting.activation_checkpointing, self.setting.checkpoint_every
+        if chosen is not ActivationCheckpointing.NONE and every > 1:
+            raise SpecError(
+                f"model {forms.model}: no closed form for two stacks with checkpoint_every={every}; give 1, or read the "
+                f"peak off the model itself with --level traced"
+            )
+        (low, number), (high, number_above) = ((forms.block(kind, chosen), each) for kind, each in kinds.items())
+        above, below = Bytes().plus(self._bytes(high.kept), times=number_above), Bytes()
+        yield _Block(number, above, below, low)
+        yield _Block(number_above, below, below.plus(self._bytes(low.kept), times=number), high, is_upper=True)
 
     def _mixed(self, number: int, every: int, checkpointed: BlockForms, plain: BlockForms) -> Iterator[_Block]:
         """Yield both kinds where blocks 0, k, 2k ... are checkpointed."""

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from strategies.cluster import Cluster
-from strategies.fsdp2_passes import formats_of, shard_elements
+from strategies.fsdp2_groups import formats_of, shard_elements
 from strategies.host_ledger import HostBytes, HostLedger
 from strategies.job import Job, OptimizerName, Precision
 from strategies.memory.optimizer_states import (

@@ -140,6 +140,7 @@ def _moments(
             *of_layout.moments(layout.forward, Stretch.FORWARD),
             *of_layout.moments(layout.forward_start, Stretch.FIRST_BLOCK_IN_FORWARD),
             *of_layout.moments(layout.forward_gather, Stretch.BESIDE_BLOCKS_IN_FORWARD),
+            *of_layout.moments(layout.last_gather, Stretch.BESIDE_LAST_BLOCK_IN_FORWARD),
         ),
         backward=_that_may_be_highest(*backward),
         evaluation=_that_may_be_highest(

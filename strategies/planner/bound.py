@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from strategies.adapt import as_trained
 from strategies.cluster import Cluster
 from strategies.estimate import CauseBytes, Phase, PhaseBytes
 from strategies.fsdp2_groups import formats_of
@@ -46,6 +47,7 @@ def lower_bound(spec: ModelSpec, variant: Variant, *, cluster: Cluster) -> Bound
     Raises:
         SpecError: there are no forms for the model's activations.
     """
+    spec = as_trained(spec, variant.job)
     parameters, gathered = _weights(spec, variant, cluster.gpus)
     # What blocks keep does not depend on the loss, and is affine in the samples where that is not the fused one.
     job = replace(variant.job, loss=LossImplementation.STANDARD)

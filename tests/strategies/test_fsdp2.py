@@ -4,7 +4,7 @@ import pytest
 
 from strategies.estimate import CauseBytes
 from strategies.fsdp2 import Fsdp2
-from strategies.fsdp2_passes import shard_elements
+from strategies.fsdp2_groups import shard_elements
 from strategies.job import Job, Precision
 from strategies.load_model import load_model_spec
 from strategies.model_spec import ParameterTensor
