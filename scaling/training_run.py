@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import transformers
 
+from scaling.adapters import merged
 from scaling.check_plan import check_estimate, check_plan
 from scaling.device import choose_device
 from scaling.disk import writing
@@ -188,7 +189,7 @@ def _export(engine: Engine, data: TrainingData, *, folder: Path) -> None:
 
     def write() -> None:
         if state is not None:  # the main rank
-            export_model(engine.model, state, data.tokenizer, folder=folder)
+            export_model(engine.model, merged(engine.model, state), data.tokenizer, folder=folder)
 
     together(write)
 

@@ -11,15 +11,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from strategies.adapt import BLOCKS_FROZEN
+from strategies.adapt import BLOCKS_FROZEN, EMBEDDING_FROZEN, LORA
 from strategies.errors import SpecError
 from strategies.job import Attention, LossImplementation
-from strategies.model_spec import ModelSpec
+from strategies.model_spec import ModelSpec, TaskKind
 from strategies.plan import ActivationCheckpointing
 
 STAGE3_AUTOCAST = "autocast-stage3"
 """Autocast with linear layers as DeepSpeed's stage 3 computes them: they keep their input as it comes, and no copy of
 the weight (zero/linear.py)."""
+STACKS = ("encoder", "decoder")
 FOLDER = Path(__file__).parent / "forms"
 """One file a family, and in ``parts`` one with the forms of models of which a part is trained."""
 PARTS_END = "|"
@@ -73,7 +74,7 @@ class FormSet(NamedTuple):
     settings: Mapping[str, Mapping[str, Any]]
 
     def block(self, kind: str, checkpointing: ActivationCheckpointing) -> BlockForms:
-        """Return the forms of a block; ``kind`` is flash, windowed or eager."""
+        """Return the forms of a block; ``kind`` is flash, windowed or eager, of two stacks with the stack's name."""
         found = self._part(f"blocks.{kind}.{checkpointing.value}")
         plain = self._part(f"blocks.{kind}.none")
         evaluation = {name: plain[name] for name in ("evaluation_kept", "evaluation_base", "evaluation")}
@@ -104,10 +105,9 @@ def form_set(spec: ModelSpec, *, number_format: str, on_cpu: bool) -> FormSet:
         settings = {**_settings(spec, f"{device}.autocast."), **settings}
     if not settings and spec.trained_parts:
         raise SpecError(
-            f"model {spec.name}: no closed form for what is trained ({spec.trained_parts}) of model_type="
-            f"{spec.family!r} with {number_format} on {device}; there are forms for "
-            f"{', '.join(known_parts(spec.family)) or 'nothing but the whole model'}; --level traced reads the peak "
-            f"off the model itself"
+            f"model {spec.name}: no closed form where {told(spec.trained_parts)} of model_type={spec.family!r} with "
+            f"{number_format} on {device}; there are forms where {_all_told(spec.family)}; --level traced reads the "
+            f"peak off the model itself"
         )
     if not settings:
         raise SpecError(
@@ -131,15 +131,32 @@ def has_fused_attention(spec: ModelSpec) -> bool:
 @cache
 def _family_has_fused_attention(family: str) -> bool:
     # Every estimate asks: the names are looked through once a family.
-    return any(".blocks.flash." in name for settings in _file(family).values() for name in settings)
+    return any(".blocks.flash" in name for settings in _file(family).values() for name in settings)
+
+
+def has_two_stacks(spec: ModelSpec) -> bool:
+    """Whether the model has an encoder and a decoder."""
+    return spec.task is TaskKind.SEQ2SEQ_LM
+
+
+def _num_layers(spec: ModelSpec, stack: str) -> int:
+    return sum(len(group.layers) for group in spec.groups if group.name.startswith(stack))
 
 
 def kinds_of(spec: ModelSpec, *, attention: Attention, seq_len: int, forms: FormSet) -> dict[str, int]:
     """Return how many blocks are of which kind; windows shorter than the sequence make masks, and other kernels."""
+    if has_two_stacks(spec):
+        return {f"{attention.value}-{stack}": _num_layers(spec, stack) for stack in STACKS}
     if attention is Attention.EAGER:
         return {"eager": spec.num_layers}
     window = spec.sliding_window
     masked = spec.num_sliding_layers if window is not None and seq_len > window else 0
+    if masked and spec.trained_parts and "blocks.windowed.none" not in forms.settings:
+        raise SpecError(
+            f"model {spec.name}: no closed form for windows of {window} tokens in seq_len={seq_len} where a part of "
+            f"it is trained; give seq_len={window} or less, or read the peak off the model itself with "
+            f"--level traced"
+        )
     if not masked or "blocks.windowed.none" not in forms.settings:
         return {"flash": spec.num_layers}
     return {kind: number for kind, number in (("windowed", masked), ("flash", spec.num_layers - masked)) if number}
@@ -171,9 +188,19 @@ def _fitting(spec: ModelSpec) -> Iterator[Mapping[str, Any]]:
     return (variants[name] for name in names if name in variants)
 
 
-def known_parts(family: str) -> list[str]:
-    """Return for which trained parts of a family there are forms, as the file names them."""
-    return sorted({name.partition(PARTS_END)[0] for name in _file(family, in_part=True)})
+def told(parts: str) -> str:
+    """Return in words what is trained."""
+    if parts.startswith(LORA):
+        layers = parts.removeprefix(f"{LORA}:").split(",")
+        return f"adapters are trained on {', '.join(layers)}"
+    if parts == EMBEDDING_FROZEN:
+        return "all is trained but the embedding"
+    return "single parts are frozen"
+
+
+def _all_told(family: str) -> str:
+    names = {name.partition(PARTS_END)[0] for name in _file(family, in_part=True)}
+    return "; or where ".join(map(told, sorted(names))) or "everything is trained"
 
 
 @cache
