@@ -15,7 +15,7 @@ from strategies.adapt import as_trained
 from strategies.decision import Candidate, Decision
 from strategies.emit.commands import launch_commands
 from strategies.estimate import Estimate, Level, MemoryProfile, Phase, PhaseBytes
-from strategies.explain import describe_plan, why
+from strategies.explain import describe_plan
 from strategies.planner.safety import shortage
 from strategies.units import GIB, MIB, format_bytes
 
@@ -38,12 +38,12 @@ def print_estimate(candidate: Candidate, question: Question, console: Console) -
         f"[bold]{escape(question.model)}[/bold]: {_parameters(question)} on {cluster.gpus} x "
         f"{cluster.gpu.name} ({format_bytes(usable)} each), {job.precision}, sequence {job.seq_len}",
         f"[bold green]Plan[/bold green]: {describe_plan(candidate.plan)}",
-        *_headlines(estimate, usable_bytes=usable),
+        *headlines(estimate, usable_bytes=usable),
         f"[bold]{verdict}[/bold]",
     ]
-    _print_lines(console, lines)
+    print_lines(console, lines)
     console.print(memory_table(estimate.memory))
-    _print_lines(console, [f"Note: {escape(warning)}" for warning in estimate.warnings])
+    print_lines(console, [f"Note: {escape(warning)}" for warning in estimate.warnings])
 
 
 def _parameters(question: Question) -> str:
@@ -53,30 +53,13 @@ def _parameters(question: Question) -> str:
     return f"{spec.num_params:,} parameters{trained}"
 
 
-def print_decision(decision: Decision, console: Console) -> None:
-    """Print the chosen plan, where its bytes go, and why each simpler plan was rejected."""
-    cluster, job, plan = decision.cluster, decision.job, decision.plan
-    gpus = f"{cluster.gpus} x {cluster.gpu.name} ({format_bytes(cluster.gpu.memory_bytes)} each)"
-    lines = [
-        f"[bold]{escape(decision.model)}[/bold]: {decision.num_params:,} parameters on {gpus}, {job.precision}, "
-        f"sequence {job.seq_len}, global batch {job.global_batch_size}",
-        f"[bold green]Plan[/bold green]: {describe_plan(plan, job.loss)}",
-        *_headlines(decision.estimate, usable_bytes=cluster.gpu.memory_bytes),
-    ]
-    _print_lines(console, lines)
-    console.print(memory_table(decision.estimate.memory))
-    _print_lines(console, [f"Note: {escape(warning)}" for warning in decision.estimate.warnings])
-    if reasons := why(decision):
-        _print_lines(console, ["[bold]What does not fit[/bold]", *(f"  - {reason}" for reason in reasons)])
-
-
-def _print_lines(console: Console, lines: list[str]) -> None:
+def print_lines(console: Console, lines: list[str]) -> None:
     """Print each line unbroken: a terminal wraps it, a file or a pipe keeps it whole."""
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def _headlines(estimate: Estimate, *, usable_bytes: int) -> Iterator[str]:
+def headlines(estimate: Estimate, *, usable_bytes: int) -> Iterator[str]:
     """Yield what a GPU and its node need."""
     found = "Measured" if estimate.level is Level.MEASURED else "Predicted"
     phase = estimate.memory.peak.phase.replace("_", " ")
@@ -109,7 +92,7 @@ PHASE_LABELS = {
 def memory_table(memory: MemoryProfile) -> Table:
     """Return bytes by cause (rows) and phase (columns), all in one unit; the peak phase is marked with a star."""
     peak = memory.peak
-    unit, size = ("GiB", GIB) if peak.total_bytes >= GIB else ("MiB", MIB)
+    unit, size = unit_of(peak.total_bytes)
     table = Table(title=f"{unit} on one GPU at the highest moment of each phase", box=box.SIMPLE, title_justify="left")
     table.add_column("cause", no_wrap=True)
     for phase in memory.phases:
@@ -123,6 +106,11 @@ def memory_table(memory: MemoryProfile) -> Table:
     return table
 
 
+def unit_of(num_bytes: int) -> tuple[str, int]:
+    """Return the unit in which a table with so many bytes is printed, and its size."""
+    return ("GiB", GIB) if num_bytes >= GIB else ("MiB", MIB)
+
+
 def _causes_in_order(by_phase: Iterable[dict[str, int]]) -> list[str]:
     return list(dict.fromkeys(cause for causes in by_phase for cause in causes))
 
@@ -132,7 +120,7 @@ def print_measured(comparison: Comparison, console: Console) -> None:
     result = comparison.result
     decision, measured = result.decision, result.measured
     ranks = f"{decision.cluster.gpus} x {decision.cluster.gpu.name} ({result.method})"
-    _print_lines(
+    print_lines(
         console,
         [
             f"[bold]{escape(decision.model)}[/bold] under {describe_plan(decision.plan)} on {ranks}, "
@@ -141,7 +129,7 @@ def print_measured(comparison: Comparison, console: Console) -> None:
     )
     console.print(memory_table(measured))
     console.print(_comparison_table(measured, {"instant": decision.estimate.memory, "traced": comparison.traced}))
-    _print_lines(
+    print_lines(
         console,
         [
             f"Peak: predicted {format_bytes(decision.estimate.peak_allocated_bytes)} ({decision.estimate.level}), "
@@ -151,7 +139,7 @@ def print_measured(comparison: Comparison, console: Console) -> None:
     if result.peak_reserved_bytes is not None:
         replayed, predicted = result.peak_reserved_bytes, decision.estimate.peak_reserved_bytes
         line = f"Reserved by the allocator: {format_bytes(replayed)} replayed, {format_bytes(predicted)} predicted"
-        _print_lines(console, [line])
+        print_lines(console, [line])
 
 
 def _comparison_table(measured: MemoryProfile, predicted: Mapping[str, MemoryProfile | None]) -> Table:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from strategies.cluster import Cluster
-from strategies.decision import Decision, Rejection, Resource
+from strategies.decision import Decision, Rejection, Resource, Suggestion
 from strategies.estimate import PhaseBytes
 from strategies.job import LossImplementation
 from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
+from strategies.time.step_time import StepTime
 from strategies.units import format_bytes
 
 
@@ -65,6 +66,34 @@ def largest_causes(phase: PhaseBytes, *, count: int = 2) -> str:
     return f"in {phase.phase.replace('_', ' ')}: {parts}"
 
 
+def largest_seconds(time: StepTime, *, count: int = 2) -> str:
+    """Return the largest causes of a step's time, as ``matrix products 2.10 s, memory-bound work 0.80 s``."""
+    seconds = {cause: getattr(time, name) for name, cause in CAUSES_OF_TIME.items()}
+    ranked = sorted(seconds.items(), key=lambda item: -item[1])[:count]
+    return ", ".join(f"{cause} {value:.3g} s" for cause, value in ranked)
+
+
+CAUSES_OF_TIME = {
+    "matrix_s": "matrix products",
+    "attention_s": "attention",
+    "memory_bound_s": "memory-bound work",
+    "recompute_s": "computing again",
+    "communication_s": "communication",
+    "optimizer_s": "optimizer step",
+    "launch_s": "launching kernels",
+}
+
+
+def suggestion_line(suggestion: Suggestion) -> str:
+    """Return one suggestion: what to type, the new peak and speed, and the plan."""
+    speed = ""
+    if suggestion.time is not None:
+        rate = suggestion.job.tokens_per_step / suggestion.time.total_s
+        speed = f", {suggestion.time.total_s:.4g} s a step ({rate:,.0f} tokens/s)"
+    flags, needed = " ".join(suggestion.changes), format_bytes(suggestion.device_bytes)
+    return f"{flags}: needs {needed}{speed} with {describe_variant(suggestion.plan, suggestion.job.loss)}"
+
+
 def why(decision: Decision) -> list[str]:
     """Return why each kind of plan that does not fit was rejected; empty where every kind fits."""
     return [describe_rejection(rejection) for rejection in decision.rejected]
@@ -84,6 +113,9 @@ def nothing_fits(rejected: tuple[Rejection, ...], *, cluster: Cluster, safety: f
     return f"no plan fits {format_bytes(usable_bytes)} a GPU{sure}; the closest is {describe_rejection(closest)}"
 
 
-def closeness(rejection: Rejection) -> tuple[bool, int]:
-    """Return a key that is lower for what is closer: what fits the GPUs and lacks host memory only comes first."""
-    return rejection.resource is Resource.GPU_MEMORY, rejection.over_by_bytes
+def closeness(rejection: Rejection) -> tuple[bool, bool, int]:
+    """Return a key that is lower for what is closer.
+
+    A floor says less than an estimate; what fits the GPUs and lacks host memory only is closer than anything else.
+    """
+    return rejection.is_lower_bound, rejection.resource is Resource.GPU_MEMORY, rejection.over_by_bytes

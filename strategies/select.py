@@ -104,14 +104,9 @@ def _by_kind(rejections: Iterable[Rejection], fits: list[Fit]) -> tuple[Rejectio
     closest: dict[Kind, Rejection] = {}
     for each in rejections:
         kind = _kind(each.plan)
-        if kind not in fitting and (kind not in closest or _preference(each) < _preference(closest[kind])):
+        if kind not in fitting and (kind not in closest or closeness(each) < closeness(closest[kind])):
             closest[kind] = each
     return tuple(closest.values())
-
-
-def _preference(rejection: Rejection) -> tuple[bool, bool, int]:
-    """Return a key that is lower for what is closer; a floor says less than an estimate."""
-    return rejection.is_lower_bound, *closeness(rejection)
 
 
 def _checked(

@@ -66,6 +66,7 @@ def test_there_are_transcripts_for_a_fit_and_for_no_fit() -> None:
     shown = "\n".join(line for transcript in transcripts() for line in transcript.shown)
     assert "Plan: zero1" in shown
     assert "no plan fits" in shown
+    assert "What would fit:" in shown
 
 
 def test_every_make_target_and_module_named_exists() -> None:

@@ -15,6 +15,7 @@ from strategies.errors import JobError
 from strategies.estimate import NO_ESTIMATE, Level
 from strategies.job import Attention, Job, LossImplementation, OptimizerName, Precision
 from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
+from strategies.planner import sweep as planner
 from strategies.search import FixedParts
 from strategies.trained import ALL_LINEAR, Lora
 
@@ -130,7 +131,6 @@ def decide_from_flags(
     *,
     level: Level = Level.INSTANT,
     safety: float = 0.0,
-    why_not: Callable[[Job, Plan], str | None] | None = None,
 ) -> Decision:
     """Return the planner's decision for what the flags describe; by the point estimate, where nothing else is said.
 
@@ -148,7 +148,18 @@ def decide_from_flags(
         model=question.model,
         estimate=None if level is Level.INSTANT else estimator(level, question),
         safety=safety,
-        why_not=why_not,
+    )
+
+
+def planner_question(question: Question, fixed: FixedParts, *, safety: float, for_training: bool) -> planner.Question:
+    """Return the question as the planner takes it; ``for_training``: only plans that our trainer can run."""
+    return planner.Question(
+        spec=question.spec,
+        cluster=question.cluster,
+        job=question.job,
+        fixed=fixed,
+        safety=safety,
+        why_not=why_not_trainable(question) if for_training else None,
     )
 
 

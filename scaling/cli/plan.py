@@ -1,4 +1,4 @@
-"""``scaling plan``: choose the fastest plan that fits, say why, and write its files."""
+"""``scaling plan``: choose the fastest plan that fits, say why, and write its files; or turn the question round."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import typer
 from scaling.cli import options
 from strategies.estimate import Level
 from strategies.job import Attention, Job, LossImplementation, OptimizerName, Precision
+from strategies.planner.safety import DEFAULT_SAFETY
 from strategies.search import FixedParts
 
 
 def plan(
     model: options.Model,
-    seq_len: options.SeqLen,
-    global_batch_size: options.GlobalBatchSize,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens in one sample.")] = None,
+    global_batch_size: Annotated[int | None, typer.Option(help="Samples per optimizer step, over all GPUs.")] = None,
     gpus: options.Gpus = None,
     gpu: options.GpuName = "auto",
     gpus_per_node: options.GpusPerNode = None,
@@ -37,38 +38,57 @@ def plan(
     lora_rank: options.LoraRank = None,
     lora_targets: options.LoraTargets = None,
     freeze: options.Freeze = None,
-    safety: options.Safety = 0.9,
+    safety: options.Safety = DEFAULT_SAFETY,
     level: options.LevelName = Level.INSTANT,
+    what_if: Annotated[bool, typer.Option("--what-if", help="Also say what would make it faster.")] = False,
+    longest_seq_len: Annotated[
+        bool, typer.Option("--longest-seq-len", help="In place of --seq-len: the longest that fits.")
+    ] = False,
+    best_global_batch_size: Annotated[
+        bool, typer.Option("--best-global-batch-size", help="In place of --global-batch-size: the most samples/s.")
+    ] = False,
+    largest_model: Annotated[
+        bool, typer.Option("--largest-model", help="The largest preset of MODEL's family that fits.")
+    ] = False,
+    smallest_cluster: Annotated[
+        bool, typer.Option("--smallest-cluster", help="In place of --gpus: the fewest that fit.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for plan.json and the launcher files.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another plan in --out.")] = False,
     json: options.AsJson = False,
 ) -> None:
     """Choose the fastest plan that fits; print where bytes and seconds go and why other plans were not taken."""
     flags = options.with_trained_parts(locals())
-    flags["searches_loss"] = loss is options.OpenLoss.AUTO
-    flags["loss"] = LossImplementation.STANDARD if flags["searches_loss"] else LossImplementation(loss)
     from rich.console import Console
 
-    from scaling.report import print_decision, print_launch
+    from scaling.cli.planning import Turn, chosen_turn, plan_or_suggest, turned
+    from scaling.plan_report import print_decision
+    from scaling.report import print_launch
     from strategies.emit.files import write_plan
     from strategies.serialize import to_json
 
+    searches_loss = loss is options.OpenLoss.AUTO
+    turn = chosen_turn(flags)
+    flags |= {
+        "loss": LossImplementation.STANDARD if searches_loss else LossImplementation(loss),
+        "searches_loss": searches_loss,
+        # What is asked for is not given: any value that every model and cluster takes stands in for it.
+        "seq_len": 2 if turn is Turn.SEQ_LEN else seq_len,
+        "global_batch_size": 1 if turn is Turn.GLOBAL_BATCH_SIZE else global_batch_size,
+    }
     question = options.question_from_flags(
         model,
         job=options.picked(Job, flags),
-        gpus=gpus,
+        gpus=1 if turn is Turn.CLUSTER else gpus,
         gpu=gpu,
         gpus_per_node=gpus_per_node,
         gpu_memory_gib=gpu_memory_gib,
         host_memory_gib=host_memory_gib,
     )
-    decision = options.decide_from_flags(
-        question,
-        options.picked(FixedParts, flags),
-        level=level,
-        safety=safety,
-        # Files and launch lines that the trainer would refuse must not be written.
-        why_not=options.why_not_trainable(question) if out else None,
+    ask = options.planner_question(question, options.picked(FixedParts, flags), safety=safety, for_training=bool(out))
+    answer = turned(turn, ask)
+    decision = plan_or_suggest(
+        answer.question, model=answer.model or question.model, level=level, wants_suggestions=what_if
     )
     out = out.expanduser() if out else None
     written = write_plan(decision, folder=out, overwrite=overwrite) if out else []
@@ -76,6 +96,8 @@ def plan(
         typer.echo(to_json(decision), nl=False)
         return
     console = Console()
+    if answer.headline:
+        console.print(f"[bold]{answer.headline}[/bold]", highlight=False, soft_wrap=True)
     print_decision(decision, console)
     if out:
         print_launch(decision, folder=out, written=written, console=console)

@@ -28,7 +28,7 @@ def warnings_about(chosen: Fit, question: Question) -> Iterator[str]:
     yield from _host(chosen, question)
     if chosen.variant.job.precision is Precision.BF16_PURE:
         yield (
-            "bf16-pure keeps weights and optimizer states in 16 bits: changes below 1/256 of a number are lost, so that "
+            "bf16-pure keeps weights and optimizer states in 16 bits: changes below 1/256 of a number are lost, and "
             "weights and second moments may stop moving; bf16 keeps fp32 copies"
         )
 
@@ -41,8 +41,8 @@ def _higher_stages(chosen: Fit, question: Question) -> Iterator[str]:
     for (lower, less), (higher, more) in pairwise(needed):
         if chosen.plan.strategy in (lower, higher) and less is not None and more is not None and more > less:
             yield (
-                f"{higher} needs more than {lower} here, {format_bytes(more)} against {format_bytes(less)} with the same "
-                f"micro batch and activation checkpointing: its buffers outweigh what it shares"
+                f"{higher} needs more than {lower} here, {format_bytes(more)} against {format_bytes(less)} with all "
+                f"else equal: its buffers outweigh what it shares"
             )
 
 

@@ -1,0 +1,132 @@
+"""What ``scaling plan`` was asked: a plan, or one of the questions turned round; and what to say where nothing fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from scaling.levels import Question as Estimated
+from scaling.levels import estimator
+from strategies.decision import Decision
+from strategies.errors import NoPlanFitsError, PlanError
+from strategies.estimate import Level
+from strategies.explain import suggestion_line
+from strategies.planner.changes import what_if
+from strategies.planner.reverse import best_global_batch_size, largest_model, longest_seq_len, smallest_cluster
+from strategies.planner.sweep import Question
+from strategies.select import decide
+
+
+class Turn(StrEnum):
+    """Which part of the question is asked for instead of given: the flag, without its dashes."""
+
+    SEQ_LEN = "longest-seq-len"
+    GLOBAL_BATCH_SIZE = "best-global-batch-size"
+    MODEL = "largest-model"
+    CLUSTER = "smallest-cluster"
+
+
+_GIVEN_INSTEAD = {
+    Turn.SEQ_LEN: "seq_len",
+    Turn.GLOBAL_BATCH_SIZE: "global_batch_size",
+    Turn.CLUSTER: "gpus",
+}
+_NEEDED = (Turn.SEQ_LEN, Turn.GLOBAL_BATCH_SIZE)
+"""What has no default: given, or asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A question whose missing part has been found."""
+
+    question: Question
+    model: str | None = None
+    """Where another one is to be planned than was named."""
+    headline: str = ""
+
+
+def chosen_turn(flags: Mapping[str, Any]) -> Turn | None:
+    """Return what is asked for instead of given; None where everything is given.
+
+    Raises:
+        PlanError: more than one is, or one that is given too, or a part is neither given nor asked for.
+    """
+    asked = [turn for turn in Turn if flags[turn.replace("-", "_")]]
+    if len(asked) > 1:
+        raise PlanError(f"{' and '.join(f'--{turn}' for turn in asked)} are two questions; ask one at a time")
+    turn = asked[0] if asked else None
+    for each, name in _GIVEN_INSTEAD.items():
+        flag, value = f"--{name.replace('_', '-')}", flags[name]
+        if each is turn and value is not None:
+            raise PlanError(f"--{each} asks for what {flag} {value} gives; leave one of them out")
+        if each in _NEEDED and each is not turn and value is None:
+            raise PlanError(f"{flag} is missing; give it, or ask for it with --{each}")
+    return turn
+
+
+def turned(turn: Turn | None, question: Question) -> Answer:
+    """Return the question with the part that was asked for.
+
+    Raises:
+        NoPlanFitsError: there is none with which a plan fits.
+    """
+    match turn:
+        case None:
+            return Answer(question=question)
+        case Turn.SEQ_LEN:
+            seq_len = longest_seq_len(question)
+            return Answer(
+                question=question.on(job=replace(question.job, seq_len=seq_len)),
+                headline=f"Longest sequence that fits: {seq_len:,} tokens",
+            )
+        case Turn.GLOBAL_BATCH_SIZE:
+            samples = best_global_batch_size(question)
+            return Answer(
+                question=question.on(job=replace(question.job, global_batch_size=samples)),
+                headline=f"Smallest global batch within 1 % of the most samples per second: {samples:,}",
+            )
+        case Turn.MODEL:
+            spec = largest_model(question)
+            return Answer(
+                question=replace(question, spec=spec),
+                model=spec.name,
+                headline=f"Largest {spec.family} preset that fits: {spec.name}",
+            )
+        case Turn.CLUSTER:
+            cluster = smallest_cluster(question)
+            return Answer(
+                question=question.on(cluster=cluster),
+                headline=f"Fewest {cluster.gpu.name} that fit: {cluster.gpus}",
+            )
+
+
+def plan_or_suggest(question: Question, *, model: str, level: Level, wants_suggestions: bool) -> Decision:
+    """Return the decision, with what would make it faster where that is wanted.
+
+    Raises:
+        NoPlanFitsError: nothing fits; says what would.
+    """
+    estimated = Estimated(model=model, spec=question.spec, cluster=question.cluster, job=question.job)
+    try:
+        decision = decide(
+            question.spec,
+            cluster=question.cluster,
+            job=question.job,
+            fixed=question.fixed,
+            model=model,
+            estimate=None if level is Level.INSTANT else estimator(level, estimated),
+            safety=question.safety,
+            why_not=question.why_not,
+        )
+    except NoPlanFitsError as error:
+        raise NoPlanFitsError("\n".join((str(error), *_what_fits(question)))) from error
+    return replace(decision, suggestions=what_if(question)) if wants_suggestions else decision
+
+
+def _what_fits(question: Question) -> list[str]:
+    suggestions = what_if(question)
+    if not suggestions:
+        return ["No single change, and no two together, would fit."]
+    return ["What would fit:", *(f"  {suggestion_line(suggestion)}" for suggestion in suggestions)]
