@@ -252,7 +252,10 @@ class _Evaluation:
                 "no closed form for a model with all blocks frozen under autocast; choose another precision, or read "
                 "the peak off the model itself with --level traced"
             )
-        base, in_blocks = self._base("evaluation_base"), tuple(self._in_blocks("evaluation"))
+        evaluation, in_blocks = self._base("evaluation_base"), tuple(self._in_blocks("evaluation"))
+        # Checkpointing holds the input of every block until the loss is gone, though no backward will ask for it.
+        recomputes = self.setting.activation_checkpointing is not ActivationCheckpointing.NONE
+        base = evaluation.plus(self._sum("kept")) if recomputes else evaluation
         forward = (*self._on(base, self.head.forward), *in_blocks)
         found: dict[Stretch, tuple[Bytes, ...]] = {stretch: (_NOTHING,) for stretch in Stretch}
         return found | {
@@ -263,8 +266,8 @@ class _Evaluation:
             Stretch.AFTER_FIRST_GRADIENT: (base, *self._on(base, self.head.after_gradient)),
             Stretch.AFTER_HEAD: (base,),
             Stretch.BLOCK_IN_EVALUATION: in_blocks,
-            Stretch.BESIDE_BLOCKS_IN_EVALUATION: (base,),
-            Stretch.EVALUATION: (*self._on(base, self.head.evaluation), *in_blocks),
+            Stretch.BESIDE_BLOCKS_IN_EVALUATION: (evaluation,),
+            Stretch.EVALUATION: (*self._on(evaluation, self.head.evaluation), *in_blocks),
         }
 
     def _in_blocks(self, name: str) -> list[Bytes]:
