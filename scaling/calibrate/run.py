@@ -5,15 +5,27 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
+from strategies.cluster import CPU_NAME
 from strategies.errors import CalibrationError
-from strategies.time.calibration import FORMAT, Calibration, MemoryRate, ProductRate, this_machine, torch_version
+from strategies.job import Precision
+from strategies.time.calibration import FORMAT, Calibration, MemoryRate, this_machine, torch_version
+
+if TYPE_CHECKING:
+    import torch
+
+    from scaling.calibrate.timing import Stopwatch
+
+T = TypeVar("T")
 
 CPU_RANKS = 2
 MAX_RANKS = 64
@@ -46,96 +58,105 @@ def calibrate(*, ranks: int, folder: Path, engines: bool = True) -> Calibration:
         most = f"{num_devices} CUDA devices" if num_devices else f"at most {MAX_RANKS} CPU ranks"
         raise CalibrationError(f"ranks={ranks}, but this machine runs {most}; give --ranks from 1 to that")
     start = time.perf_counter()
+    found = over_ranks(partial(_measure, folder=folder, engines=engines), ranks=ranks)
+    return replace(found[0], seconds=round(time.perf_counter() - start, 1))
+
+
+def over_ranks(measure: Callable[[Stopwatch], T], *, ranks: int) -> tuple[T, ...]:
+    """Return what ``measure`` returns in each of so many new processes that form a group, in rank order.
+
+    Raises:
+        CalibrationError: one of them was ended from outside.
+    """
     with (
         tempfile.TemporaryDirectory() as store,
         ProcessPoolExecutor(max_workers=ranks, mp_context=get_context("spawn")) as pool,
     ):
-        runs = [
-            pool.submit(_run_rank, rank, ranks, Path(store) / "store", num_devices > 0, folder, engines)
-            for rank in range(ranks)
-        ]
+        runs = [pool.submit(_run_rank, measure, rank, ranks, Path(store) / "store") for rank in range(ranks)]
         try:
-            found = [run.result() for run in runs]
+            return tuple(run.result() for run in runs)
         except BrokenProcessPool as error:
             raise CalibrationError(
                 f"a rank ended while measuring ranks={ranks}, probably for lack of memory; give fewer --ranks"
             ) from error
-    return replace(found[0], seconds=round(time.perf_counter() - start, 1))
 
 
-def _run_rank(rank: int, ranks: int, store: Path, on_gpu: bool, folder: Path, engines: bool) -> Calibration:
-    """Measure as rank ``rank``; every rank returns the same but for the disk, which rank 0 alone writes to."""
-    import torch
+def _run_rank(measure: Callable[[Stopwatch], T], rank: int, ranks: int, store: Path) -> T:
     import torch.distributed as dist
     from torch._C._distributed_c10d import FileStore
 
-    from scaling.device import threads_per_rank
+    from scaling.calibrate.timing import Stopwatch
 
     os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)})
     # Not used, ranks meet in the file; DeepSpeed asks for them.
     os.environ.update({"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"})
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if on_gpu else "cpu")
-    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-    elif "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(threads_per_rank(len(os.sched_getaffinity(0)), ranks))
+    device = _device(rank, ranks)
     dist.init_process_group(
-        "nccl" if on_gpu else "gloo",
+        "nccl" if device.type == "cuda" else "gloo",
         store=FileStore(str(store), ranks),
         rank=rank,
         world_size=ranks,
         timeout=timedelta(seconds=TIMEOUT_S),
     )
     try:
-        return _measure(device, rank=rank, ranks=ranks, folder=folder, engines=engines and not on_gpu)
+        watch = Stopwatch(device=device, rank=rank, num_ranks=ranks, hurry_at=time.monotonic() + UNHURRIED_S)
+        return measure(watch)
     finally:
         dist.destroy_process_group()
 
 
-def _measure(device: object, *, rank: int, ranks: int, folder: Path, engines: bool) -> Calibration:
+def _device(rank: int, ranks: int) -> torch.device:
+    """Return the rank's GPU, or the CPU with the rank's part of the cores."""
     import torch
 
+    from scaling.device import threads_per_rank
+
+    on_gpu = torch.cuda.is_available()
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if on_gpu else "cpu")
+    if on_gpu:
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+        return device
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads_per_rank(len(os.sched_getaffinity(0)), ranks))
+    return torch.device("cpu")
+
+
+def _measure(watch: Stopwatch, *, folder: Path, engines: bool) -> Calibration:
+    """Return the calibration; it is the same on every rank but for the disk, which rank 0 alone writes to."""
     from scaling.calibrate.engine_costs import engine_costs
     from scaling.calibrate.model_costs import measure_bare, with_model_costs
-    from scaling.calibrate.timing import Stopwatch
 
-    assert isinstance(device, torch.device)
-    watch = Stopwatch(device=device, rank=rank, num_ranks=ranks, hurry_at=time.monotonic() + UNHURRIED_S)
     calibration = _basic(watch, folder=folder)
-    if device.type == "cuda":
+    if watch.device.type == "cuda":
         return calibration
     bare = measure_bare(watch)
     calibration = with_model_costs(calibration, bare, watch)
     return replace(calibration, engines=engine_costs(watch, bare)) if engines else calibration
 
 
-def _basic(watch: object, *, folder: Path) -> Calibration:
+def _basic(watch: Stopwatch, *, folder: Path) -> Calibration:
     import torch
 
     from scaling.calibrate import device_rates, host
     from scaling.calibrate.collective_times import collective_times
-    from scaling.calibrate.timing import Stopwatch
 
-    assert isinstance(watch, Stopwatch)
     on_gpu, cpu = watch.device.type == "cuda", torch.device("cpu")
-    products: tuple[ProductRate, ...] = device_rates.product_rates(watch)
+    products = device_rates.product_rates(watch)
     copy = device_rates.copy_bytes_per_s(watch)
     adam = host.adam_elements_per_s(watch, device=watch.device)
     on_host = adam if not on_gpu else host.adam_elements_per_s(watch, device=cpu)
     write, read = host.disk_bytes_per_s(folder) if watch.rank == 0 else (0.0, 0.0)
     return Calibration(
         format=FORMAT,
-        device=_device_name(watch.device),
+        device=torch.cuda.get_device_name(watch.device) if on_gpu else CPU_NAME,
         machine=this_machine(),
         torch=torch_version(),
         ranks=watch.num_ranks,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=0.0,
         products=products,
-        elementwise=tuple(
-            MemoryRate(precision=each.precision, num_bytes=1.0, bytes_per_s=copy) for each in products[:1]
-        ),
+        elementwise=(MemoryRate(precision=Precision.FP32, num_bytes=1.0, bytes_per_s=copy),),
         copy_bytes_per_s=copy,
         operator_s=device_rates.operator_s(watch),
         weight_s_per_param=0.0,
@@ -149,13 +170,3 @@ def _basic(watch: object, *, folder: Path) -> Calibration:
         disk_write_bytes_per_s=write,
         disk_read_bytes_per_s=read,
     )
-
-
-def _device_name(device: object) -> str:
-    """Return the name that `strategies.detect` gives the device."""
-    import torch
-
-    from strategies.cluster import CPU_NAME
-
-    assert isinstance(device, torch.device)
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else CPU_NAME

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from scaling.calibrate import calibrate
+from scaling.calibrate.collective_times import CPU_SIZES
+from scaling.calibrate.report import lines
+from scaling.calibrate.run import MAX_RANKS, over_ranks
+from scaling.calibrate.timing import FEWEST_REPEATS, Stopwatch
+from scaling.cli import app
+from strategies.errors import CalibrationError
+from strategies.plan import ActivationCheckpointing, StrategyName
+from strategies.time.calibration import (
+    CollectiveKind,
+    CollectiveTime,
+    calibration_path,
+    mismatch,
+    read_calibration,
+)
+from tests.strategies.time.calibrations import cpu_calibration
+
+
+def collectives(watch: Stopwatch) -> tuple[CollectiveTime, ...]:
+    from scaling.calibrate.collective_times import collective_times
+
+    return collective_times(watch)
+
+
+@pytest.mark.distributed
+def test_two_ranks_time_every_collective() -> None:
+    first, second = over_ranks(collectives, ranks=2)
+    assert first == second, "every rank knows the slowest one's time"
+    assert [(each.kind, each.num_bytes) for each in first] == [
+        (kind, size) for kind in CollectiveKind for size in CPU_SIZES
+    ]
+    for kind in CollectiveKind:
+        small, _, large = [each.seconds for each in first if each.kind is kind]
+        # 4096 times the bytes take longer; no link of one machine moves 1 TB/s, and no gloo message takes 1 s.
+        assert small < large < 10
+        assert small < 1
+        assert CPU_SIZES[-1] / large < 1e12
+
+
+def test_one_rank_alone_has_no_collectives() -> None:
+    assert over_ranks(collectives, ranks=1) == ((),)
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_a_calibration_without_engines_is_plausible(tmp_path: Path) -> None:
+    found = calibrate(ranks=2, folder=tmp_path, engines=False)
+    assert mismatch(found, device="cpu") is None
+    assert found.ranks == 2
+    assert found.seconds > 0
+    # From a slow core to a fast socket: 1 GFLOP/s to 10 TFLOP/s, 0.1 to 1000 GB/s, 0.1 us to 1 ms an operator.
+    assert all(1e9 < each.flops_per_s < 1e13 for each in found.products)
+    assert all(
+        1e8 < rate < 1e12 for rate in [found.copy_bytes_per_s, *(each.bytes_per_s for each in found.elementwise)]
+    )
+    assert 1e-7 < found.operator_s < 1e-3
+    # AdamW moves 28 bytes a parameter, of at most 4 TB/s.
+    assert 1e6 < found.adam_elements_per_s < 4e12 / 28
+    assert found.host_adam_elements_per_s == pytest.approx(2 * found.adam_elements_per_s)
+    assert found.disk_write_bytes_per_s > 1e6
+    assert list(tmp_path.iterdir()) == [], "the file that was written to time the disk is gone"
+    none, _, full = (each.s_per_block for each in found.model)
+    assert [each.activation_checkpointing for each in found.model] == list(ActivationCheckpointing)
+    # A block's forward and backward in Python: more than ten operators, and the forward runs again under full.
+    assert 10 * 1e-7 < none < full
+    assert found.engines == ()
+
+
+@pytest.mark.distributed
+@pytest.mark.deepspeed
+@pytest.mark.slow
+def test_the_command_measures_every_engine_and_writes_where_it_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    result = CliRunner().invoke(app, ["calibrate", "--out", str(path)])
+    assert result.exit_code == 0, result.output
+    assert f"Wrote {path}" in result.output
+    found = read_calibration(path)
+    kinds = {(each.strategy, each.reshard_after_forward) for each in found.engines}
+    assert kinds == {(strategy, True) for strategy in StrategyName} | {(StrategyName.FSDP2, False)}
+    assert not calibration_path("cpu").exists()
+    costs = {
+        each.strategy: each.micro_batch_s_per_tensor
+        for each in found.engines
+        if each.activation_checkpointing is ActivationCheckpointing.NONE and each.reshard_after_forward
+    }
+    # Stage 3 fetches and releases every module's weights from Python; DDP does nothing until the last micro batch.
+    assert costs[StrategyName.ZERO3] > costs[StrategyName.DDP]
+
+
+@pytest.mark.parametrize("ranks", [0, MAX_RANKS + 1])
+def test_ranks_that_cannot_be_started_are_refused(ranks: int, tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match=f"ranks={ranks}, but this machine runs at most 64 CPU ranks"):
+        calibrate(ranks=ranks, folder=tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_by_the_command(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(app, ["calibrate", "--out", str(tmp_path / "file" / "c.json")])
+    assert isinstance(result.exception, CalibrationError)
+    assert "give a writable file with --out" in str(result.exception)
+
+
+def test_the_report_names_every_rate_and_engine() -> None:
+    text = "\n".join(lines(cpu_calibration()))
+    assert "2 ranks at work" in text
+    assert "products fp32: 40 / 80 GFLOP/s, small to large" in text
+    assert "memory: 20.0 GB/s a rank; an operator: 4.0 us" in text
+    assert "all-gather: 200 us, 1.75 GB/s" in text
+    assert "AdamW: 1300 million parameters/s a rank, 2600 on the host's CPUs" in text
+    assert "zero3: a micro batch 1100 us a tensor and 4.0 ns a parameter, a step 100 us and 5.0 ns" in text
+    assert "fsdp2, weights kept: a micro batch 600 us a tensor and 2.0 ns a parameter" in text
+
+
+def test_a_short_time_is_repeated_as_often_as_asked_until_time_is_up() -> None:
+    import time
+
+    import torch
+
+    watch = partial(Stopwatch, device=torch.device("cpu"), rank=0, num_ranks=1)
+    calls: list[int] = []
+    watch(hurry_at=time.monotonic() + 60).seconds(lambda: calls.append(1), repeats=5, warm_up=0)
+    assert len(calls) == 5
+    watch(hurry_at=time.monotonic() - 1).seconds(lambda: calls.append(1), repeats=5, warm_up=0)
+    assert len(calls) == 5 + FEWEST_REPEATS
