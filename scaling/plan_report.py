@@ -12,7 +12,7 @@ from rich.table import Table
 from scaling.report import headlines, memory_table, print_lines, unit_of
 from strategies.decision import Decision, RankedPlan, Suggestion
 from strategies.explain import describe_plan, largest_seconds, suggestion_line, why
-from strategies.time.step_time import StepTime
+from strategies.time.step_time import StepTime, time_source
 from strategies.units import format_bytes
 
 SHOWN_ALTERNATIVES = 5
@@ -62,13 +62,14 @@ def print_decision(decision: Decision, console: Console) -> None:
 def _time_line(decision: Decision) -> Iterator[str]:
     time = decision.time
     if time is None:
-        yield "Step time is not known for this device: the simplest plan that fits is taken"
+        yield f"Step time is {time_source(decision.cluster)}; the simplest plan that fits is taken"
         return
     rate = decision.job.tokens_per_step / time.total_s
     yield (
         f"Predicted step: {time.total_s:.3g} s, {rate:,.0f} tokens/s, MFU {time.mfu:.1%}; most of it "
         f"{largest_seconds(time)}"
     )
+    yield f"  rates: {time_source(decision.cluster)}"
 
 
 def _print_strategies(decision: Decision, console: Console) -> None:

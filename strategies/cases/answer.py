@@ -11,16 +11,15 @@ from typing import Any
 from strategies.cases.case import Case, read_case
 from strategies.cluster import Cluster
 from strategies.decision import Candidate
-from strategies.errors import ClusterError, NoPlanFitsError, ScalingError
+from strategies.errors import NoPlanFitsError, ScalingError
 from strategies.estimate import Estimate
 from strategies.job import Job
 from strategies.memory.predict import predict
 from strategies.model_spec import ModelSpec
-from strategies.plan import Plan
 from strategies.planner.safety import shortage
+from strategies.planner.sweep import known_step_time
 from strategies.select import decide
 from strategies.serialize import plain
-from strategies.time.step_time import StepTime, step_time
 from strategies.units import gib
 
 logger = logging.getLogger(__name__)
@@ -74,7 +73,7 @@ def answer_line(line: str, *, number: int) -> str:
 def answer(candidate: Candidate, spec: ModelSpec, *, cluster: Cluster, job: Job, id: str | int) -> Answer:
     """Return what is told about a plan with its estimate."""
     estimate, peak = candidate.estimate, candidate.estimate.memory.peak
-    time = _step_time(candidate.plan, spec, cluster=cluster, job=job)
+    time = known_step_time(spec, cluster=cluster, job=job, plan=candidate.plan)
     return Answer(
         id=id,
         level=estimate.level,
@@ -93,16 +92,6 @@ def answer(candidate: Candidate, spec: ModelSpec, *, cluster: Cluster, job: Job,
         mfu=None if time is None else _digits(time.mfu),
         warnings=estimate.warnings,
     )
-
-
-def _step_time(plan: Plan, spec: ModelSpec, *, cluster: Cluster, job: Job) -> StepTime | None:
-    """Return the seconds of a step, None where the device's rates are not known: a CPU's were never checked."""
-    if cluster.gpu.is_cpu:
-        return None
-    try:
-        return step_time(spec, cluster=cluster, job=job, plan=plan)
-    except ClusterError:
-        return None
 
 
 def _digits(number: float) -> float:

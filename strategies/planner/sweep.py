@@ -17,7 +17,7 @@ from strategies.plan import Buckets, Plan, StrategyName
 from strategies.planner.bound import Bound, lower_bound
 from strategies.planner.safety import capacity, margin, needed_bytes, shortage
 from strategies.search import FixedParts, Variant, micro_batch_sizes, variants
-from strategies.time.step_time import StepTime, step_time
+from strategies.time.step_time import StepTime, step_time, times_known
 from strategies.zero import MIN_BUCKET_ELEMENTS
 
 WhyNot = Callable[[Job, Plan], str | None]
@@ -205,7 +205,7 @@ def _smaller_buckets(buckets: Buckets) -> Iterator[Buckets]:
 
 def known_step_time(spec: ModelSpec, *, cluster: Cluster, job: Job, plan: Plan) -> StepTime | None:
     """Return the seconds of a step, None where the device's rates are not known: a CPU's without a calibration."""
-    if cluster.gpu.is_cpu:
+    if not times_known(cluster):
         return None
     try:
         return step_time(spec, cluster=cluster, job=job, plan=plan)
