@@ -51,7 +51,8 @@ def _layout(
     weight, master = job.precision.weight_bytes, master_element_bytes(job.precision)
     parts = sub_groups(spec, data_parallel_size)
     trained = sum(parts)
-    share = trained + frozen_elements(spec, data_parallel_size)
+    # Frozen weights are sharded like all others.
+    share = trained + sum(ceil_div(size, data_parallel_size) for size in frozen_sizes(spec))
     elements = gathered_elements(spec, data_parallel_size, buckets, checkpoint_every=checkpoint_every, offload=offload)
     bucket = weight * buckets.reduce_bucket_size
     # The gradient partition and the reduce bucket are made at initialisation and stay.
@@ -129,10 +130,9 @@ def sub_groups(spec: ModelSpec, data_parallel_size: int) -> tuple[int, ...]:
 
 
 @cache
-def frozen_elements(spec: ModelSpec, data_parallel_size: int) -> int:
-    """Return the elements of one rank's partitions of frozen weights, which are sharded like all others."""
-    sizes = (tensor.num_params for tensor in spec.tensors() if not tensor.is_trained)
-    return sum(ceil_div(size, data_parallel_size) for size in sizes)
+def frozen_sizes(spec: ModelSpec) -> tuple[int, ...]:
+    """Return the elements of every weight that is not trained."""
+    return tuple(tensor.num_params for tensor in spec.tensors() if not tensor.is_trained)
 
 
 def _initialise(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from strategies.base import largest_trained_params
 from strategies.cluster import Cluster
 from strategies.fsdp2_groups import formats_of, shard_elements
 from strategies.host_ledger import HostBytes, HostLedger
@@ -21,11 +22,11 @@ from strategies.memory.optimizer_states import (
     shard_state_bytes,
 )
 from strategies.model_spec import ModelSpec
-from strategies.parameter_order import parameter_order, tensor_sizes
+from strategies.parameter_order import parameter_order
 from strategies.plan import OffloadDevice, Plan, StrategyName
-from strategies.units import MIB
+from strategies.units import MIB, ceil_div
 from strategies.zero_partitions import partition_elements, ranks_that_may_hold_most, touched_elements
-from strategies.zero_stage3 import sub_groups
+from strategies.zero_stage3 import frozen_sizes, sub_groups
 
 PROCESS_BYTES = 360 * MIB
 """Of one rank with torch, transformers and DeepSpeed imported (measured, CPU builds); CUDA's libraries come on top."""
@@ -132,7 +133,7 @@ def pinned_block_bytes(size: int) -> int:
 
 
 def _updated_bytes(spec: ModelSpec, job: Job) -> int:
-    masters = FP32_BYTES * spec.num_params if job.precision.has_master_weights else 0
+    masters = FP32_BYTES * spec.num_trained_params if job.precision.has_master_weights else 0
     return masters + shard_state_bytes(spec, job, 1)
 
 
@@ -154,7 +155,7 @@ def _stage12(spec: ModelSpec, *, job: Job, plan: _Placement, data_parallel_size:
     groups = parameter_order(spec).groups
     shares = [partition_elements(group, data_parallel_size) for group in groups]
     pinned = [bytes_ * share for share in shares for bytes_ in (master, weight, master)]
-    pinned.append(weight * max(tensor_sizes(spec)))
+    pinned.append(weight * largest_trained_params(spec))
     if plan.accumulates:
         # Whole gradients of the tensors that the partition touches (accumulated_grads_in_cpu).
         pinned.append(
@@ -186,21 +187,23 @@ def _stage3(spec: ModelSpec, *, job: Job, plan: _Placement, data_parallel_size: 
         nvme += 2 * master * share + states
     if plan.offload_param is OffloadDevice.CPU:
         pinned += [weight * part for part in parts]
+        # Frozen weights are in no group: each one's partition is pinned by itself.
+        pinned += [weight * ceil_div(size, data_parallel_size) for size in frozen_sizes(spec)]
     elif plan.offload_param is OffloadDevice.NVME:
         buffers = PARAMETER_SWAP_BUFFERS * weight * PARAMETER_SWAP_ELEMENTS
         pinned += [buffers]
         locked += buffers
-        nvme += weight * share
+        nvme += weight * (share + sum(ceil_div(size, data_parallel_size) for size in frozen_sizes(spec)))
     return _Offloaded(pinned=tuple(pinned), pageable=pageable, locked=locked, nvme=nvme)
 
 
 def _fsdp2(spec: ModelSpec, *, job: Job, data_parallel_size: int) -> _Offloaded:
-    """Shards and their gradients, pinned tensor by tensor, and the states."""
+    """Shards and the gradients of trained ones, pinned tensor by tensor, and the states."""
     formats = formats_of(job.precision)
-    shards = [
-        formats.shard * shard_elements(tensor, data_parallel_size)
+    pinned = [
+        (formats.shard if tensor.is_trained else formats.frozen) * shard_elements(tensor, data_parallel_size)
         for group in spec.groups
-        for _ in range(group.num_copies)
         for tensor in group.tensors
+        for _ in range(group.num_copies * (2 if tensor.is_trained else 1))
     ]
-    return _Offloaded(pinned=tuple(2 * shards), pageable=shard_state_bytes(spec, job, data_parallel_size))
+    return _Offloaded(pinned=tuple(pinned), pageable=shard_state_bytes(spec, job, data_parallel_size))
