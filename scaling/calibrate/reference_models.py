@@ -33,7 +33,7 @@ def _llama(*, hidden: int, layers: int, vocab: int) -> dict[str, Any]:
 THIN = _llama(hidden=96, layers=4, vocab=64)
 """So few numbers that only Python and the messages cost time."""
 WIDE = _llama(hidden=576, layers=2, vocab=64)
-"""8 million parameters: with few tokens they cost more than anything else."""
+"""7 million parameters: with few tokens they cost more than anything else."""
 MIDDLE = _llama(hidden=256, layers=2, vocab=512)
 FEW_TOKENS = 16
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from strategies.time.calibration import (
     read_calibration,
 )
 from tests.strategies.time.calibrations import cpu_calibration
+
+PLAN = shlex.split("plan llama-demo --gpu cpu --gpus 2 --seq-len 64 --global-batch-size 8 --precision fp32")
 
 
 def collectives(watch: Stopwatch) -> tuple[CollectiveTime, ...]:
@@ -77,15 +80,15 @@ def test_a_calibration_without_engines_is_plausible(tmp_path: Path) -> None:
 @pytest.mark.distributed
 @pytest.mark.deepspeed
 @pytest.mark.slow
-def test_the_command_measures_every_engine_and_writes_where_it_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "machine.json"
-    result = CliRunner().invoke(app, ["calibrate", "--out", str(path)])
+def test_the_readmes_command_measures_every_engine_and_plans_use_it() -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    command = next(line for line in readme.splitlines() if line.startswith("scaling calibrate"))
+    result = CliRunner().invoke(app, shlex.split(command)[1:])
     assert result.exit_code == 0, result.output
-    assert f"Wrote {path}" in result.output
-    found = read_calibration(path)
+    assert f"Wrote {calibration_path('cpu')}" in result.output
+    found = read_calibration(calibration_path("cpu"))
     kinds = {(each.strategy, each.reshard_after_forward) for each in found.engines}
     assert kinds == {(strategy, True) for strategy in StrategyName} | {(StrategyName.FSDP2, False)}
-    assert not calibration_path("cpu").exists()
     costs = {
         each.strategy: each.micro_batch_s_per_tensor
         for each in found.engines
@@ -93,6 +96,41 @@ def test_the_command_measures_every_engine_and_writes_where_it_is_told(tmp_path:
     }
     # Stage 3 fetches and releases every module's weights from Python; DDP does nothing until the last micro batch.
     assert costs[StrategyName.ZERO3] > costs[StrategyName.DDP]
+    planned = CliRunner().invoke(app, PLAN)
+    assert "measured on this machine" in planned.output
+
+
+@pytest.fixture
+def measured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command, without what it measures."""
+    monkeypatch.setattr("scaling.calibrate.calibrate", lambda **_: cpu_calibration())
+
+
+@pytest.mark.usefixtures("measured_at_once")
+def test_the_command_writes_into_the_data_folder_and_plans_say_so() -> None:
+    before = CliRunner().invoke(app, PLAN)
+    result = CliRunner().invoke(app, ["calibrate"])
+    assert result.exit_code == 0, result.output
+    assert f"Wrote {calibration_path('cpu')} in 40 s; plan and estimate use it for device cpu" in result.output
+    after = CliRunner().invoke(app, PLAN)
+    assert before.exit_code == after.exit_code == 0
+    assert "not known for cpu; run `scaling calibrate` on it" in before.output
+    assert "on 2026-11-29 with 2 ranks by scaling calibrate" in after.output
+
+
+@pytest.mark.usefixtures("measured_at_once")
+def test_a_file_of_ones_own_is_written_and_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    result = CliRunner().invoke(app, ["calibrate", "--out", str(path)])
+    assert f"Wrote {path} in 40 s; it is used where it lies in your data folder" in result.output
+    assert read_calibration(path) == cpu_calibration()
+    assert not calibration_path("cpu").exists()
+
+
+@pytest.mark.usefixtures("measured_at_once")
+def test_json_is_the_file(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["calibrate", "--json", "--out", str(tmp_path / "machine.json")])
+    assert result.stdout == (tmp_path / "machine.json").read_text()
 
 
 @pytest.mark.parametrize("ranks", [0, MAX_RANKS + 1])
