@@ -1,7 +1,7 @@
 """What each engine adds to the bare model on CPU ranks: its Python, its copies and its messages.
 
 Two models under each engine, with one and with several micro batches a step: the difference is what a micro batch
-costs, the rest what a step does. A thin model shows the cost of a parameter tensor, a wide one that of a parameter.
+costs, the rest what a step does. A thin model shows the cost of a hook, a wide one that of a parameter.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from scaling.batch import causal_batch
 from scaling.calibrate.model_costs import BareModel, random_ids, reference_model
-from scaling.calibrate.reference_models import THIN, WIDE, decision_for
+from scaling.calibrate.reference_models import THIN, WIDE, decision_for, spec_of
 from scaling.calibrate.timing import Stopwatch
 from scaling.engines.base import Engine
 from scaling.engines.build import build_engine
@@ -23,6 +23,7 @@ from scaling.loop import train_step
 from scaling.meter import NoMeter
 from strategies.emit.deepspeed import STAGES
 from strategies.plan import ActivationCheckpointing, StrategyName
+from strategies.time.calibrated import num_tensors, num_units
 from strategies.time.calibration import EngineCost
 
 MICRO_BATCHES = 4
@@ -70,20 +71,21 @@ def _costs(watch: Stopwatch, kind: Kind, bare: BareModel) -> Iterator[EngineCost
     }
     wide = _step_cost(watch, WIDE, kind, ActivationCheckpointing.NONE, repeats=4)
     plain = thin[ActivationCheckpointing.NONE]
-    num_thin, thin_params = _sizes(THIN)
-    num_wide, wide_params = _sizes(WIDE)
-    # Each of two models is a number of tensors and a number of parameters: two equations for two costs.
-    per_param = max(0.0, (wide.micro_batch_s - bare.wide) - _added(plain, bare) * num_wide / num_thin) / wide_params
-    step_per_param = max(0.0, wide.step_s - plain.step_s * num_wide / num_thin) / wide_params
+    small, large = spec_of(THIN), spec_of(WIDE)
+    more_units = num_units(large, kind.strategy) / num_units(small, kind.strategy)
+    more_tensors = num_tensors(large) / num_tensors(small)
+    # Each of two models is a number of units and a number of parameters: two equations for two costs.
+    per_param = max(0.0, (wide.micro_batch_s - bare.wide) - _added(plain, bare) * more_units) / large.num_params
+    step_per_param = max(0.0, wide.step_s - plain.step_s * more_tensors) / large.num_params
     for checkpointing, cost in thin.items():
-        added = cost.micro_batch_s - bare.thin[checkpointing] - per_param * thin_params
+        added = cost.micro_batch_s - bare.thin[checkpointing] - per_param * small.num_params
         yield EngineCost(
             strategy=kind.strategy,
             reshard_after_forward=kind.reshards,
             activation_checkpointing=checkpointing,
-            micro_batch_s_per_tensor=max(0.0, added) / num_thin,
+            micro_batch_s_per_unit=max(0.0, added) / num_units(small, kind.strategy),
             micro_batch_s_per_param=per_param,
-            step_s_per_tensor=max(0.0, plain.step_s - step_per_param * thin_params) / num_thin,
+            step_s_per_tensor=max(0.0, plain.step_s - step_per_param * small.num_params) / num_tensors(small),
             step_s_per_param=step_per_param,
         )
 
@@ -130,11 +132,3 @@ def _step_cost(
 def _seconds(watch: Stopwatch, engine: Engine, batches: list[Any], *, is_first: bool) -> float:
     """Return the seconds of a step; states appear in the first two of an engine, which do not count."""
     return watch.seconds(lambda: train_step(engine, batches), repeats=1, warm_up=2 if is_first else 0)
-
-
-def _sizes(config: dict[str, Any]) -> tuple[int, int]:
-    """Return the parameter tensors and the parameters of a reference model."""
-    from scaling.calibrate.reference_models import spec_of
-
-    spec = spec_of(config)
-    return sum(group.num_copies * len(group.tensors) for group in spec.groups), spec.num_params

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from strategies.plan import ActivationCheckpointing
+from strategies.plan import ActivationCheckpointing, StrategyName
 from strategies.time.calibration import Calibration, EngineCost
 
 
@@ -52,8 +52,14 @@ def _is_plain(cost: EngineCost) -> bool:
 
 def _engine_line(cost: EngineCost) -> str:
     name = f"{cost.strategy}" if cost.reshard_after_forward else f"{cost.strategy}, weights kept"
+    micro = f"{cost.micro_batch_s_per_unit * 1e6:.0f} us a {_unit(cost.strategy)}"
+    step = f"{cost.step_s_per_tensor * 1e6:.0f} us a tensor"
     return (
-        f"  {name}: a micro batch {cost.micro_batch_s_per_tensor * 1e6:.0f} us a tensor and "
-        f"{cost.micro_batch_s_per_param * 1e9:.1f} ns a parameter, a step {cost.step_s_per_tensor * 1e6:.0f} us and "
-        f"{cost.step_s_per_param * 1e9:.1f} ns"
+        f"  {name}: a micro batch {micro} and {cost.micro_batch_s_per_param * 1e9:.1f} ns a parameter, "
+        f"a step {step} and {cost.step_s_per_param * 1e9:.1f} ns a parameter"
     )
+
+
+def _unit(strategy: StrategyName) -> str:
+    """Return the name of what `strategies.time.calibrated.num_units` counts."""
+    return {StrategyName.FSDP2: "block", StrategyName.ZERO3: "module"}.get(strategy, "tensor")

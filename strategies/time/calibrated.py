@@ -5,7 +5,7 @@ processors that compute also move the messages, and Python runs between the oper
 
 - products, at the rate measured for products of their size,
 - elementwise operators, at the rate that a decoder's blocks reached on tensors of that size,
-- what a block, a parameter tensor and a parameter cost however few the tokens are: the bare model's share, and what the
+- what a block, a hook and a parameter cost however few the tokens are: the bare model's share, and what the
   engine of the strategy adds in every micro batch and at the end of the step. Engines were measured one by one.
 """
 
@@ -89,7 +89,7 @@ def cpu_seconds(spec: ModelSpec, calibration: Calibration, *, cluster: Cluster, 
     """
     engine = _engine(calibration, plan)
     micro = micro_batch(spec, calibration, job=job, plan=plan)
-    steps, params, tensors = plan.gradient_accumulation_steps, spec.num_params, _num_tensors(spec)
+    steps, params = plan.gradient_accumulation_steps, spec.num_params
     ring = _ring_share(cluster.gpus) / (_ring_share(calibration.ranks) or 1.0)
     share = params / (1 if plan.strategy is StrategyName.DDP else cluster.gpus)
     update = _update_seconds(share, calibration, clips=bool(job.gradient_clipping))
@@ -102,8 +102,8 @@ def cpu_seconds(spec: ModelSpec, calibration: Calibration, *, cluster: Cluster, 
         memory_bound_s=steps * micro.memory_bound_s,
         recompute_s=steps * micro.recompute_s,
         communication_s=ring * (steps * engine.micro_batch_s_per_param * params + at_step),
-        optimizer_s=update + _offload_seconds(share, calibration, plan) + engine.step_s_per_tensor * tensors,
-        launch_s=steps * (micro.launch_s + engine.micro_batch_s_per_tensor * tensors),
+        optimizer_s=update + _offload_seconds(share, calibration, plan) + engine.step_s_per_tensor * num_tensors(spec),
+        launch_s=steps * (micro.launch_s + engine.micro_batch_s_per_unit * num_units(spec, plan.strategy)),
     )
 
 
@@ -227,8 +227,23 @@ def _products_per_block(spec: ModelSpec) -> float:
 
 
 @lru_cache(maxsize=256)
-def _num_tensors(spec: ModelSpec) -> int:
+def num_tensors(spec: ModelSpec) -> int:
+    """Return the parameter tensors of the model."""
     return sum(group.num_copies * len(group.tensors) for group in spec.groups)
+
+
+@lru_cache(maxsize=1024)
+def num_units(spec: ModelSpec, strategy: StrategyName) -> int:
+    """Return how many places of the model an engine hooks into in every micro batch.
+
+    FSDP2: the blocks and the rest. Stage 3: every module that has parameters of its own. The others: every parameter.
+    """
+    if strategy is StrategyName.FSDP2:
+        return spec.num_layers + 1
+    if strategy is not StrategyName.ZERO3:
+        return num_tensors(spec)
+    modules = ({tensor.name.rpartition(".")[0] for tensor in group.tensors} for group in spec.groups)
+    return sum(group.num_copies * len(names) for group, names in zip(spec.groups, modules, strict=True))
 
 
 def _checkpointed_share(spec: ModelSpec, plan: Plan) -> float:

@@ -80,8 +80,8 @@ class EngineCost:
     reshard_after_forward: bool
     """True but for FSDP2 that keeps its weights."""
     activation_checkpointing: ActivationCheckpointing
-    micro_batch_s_per_tensor: float
-    """Hooks, and messages of no size, for each parameter tensor and micro batch."""
+    micro_batch_s_per_unit: float
+    """Hooks, and messages of no size, for each unit (`strategies.time.calibrated.num_units`) and micro batch."""
     micro_batch_s_per_param: float
     """Collectives and copies, for each parameter and micro batch."""
     step_s_per_tensor: float

@@ -90,7 +90,7 @@ def test_the_readmes_command_measures_every_engine_and_plans_use_it() -> None:
     kinds = {(each.strategy, each.reshard_after_forward) for each in found.engines}
     assert kinds == {(strategy, True) for strategy in StrategyName} | {(StrategyName.FSDP2, False)}
     costs = {
-        each.strategy: each.micro_batch_s_per_tensor
+        each.strategy: each.micro_batch_s_per_unit
         for each in found.engines
         if each.activation_checkpointing is ActivationCheckpointing.NONE and each.reshard_after_forward
     }
@@ -153,8 +153,8 @@ def test_the_report_names_every_rate_and_engine() -> None:
     assert "memory: 20.0 GB/s a rank; an operator: 4.0 us" in text
     assert "all-gather: 200 us, 1.75 GB/s" in text
     assert "AdamW: 1300 million parameters/s a rank, 2600 on the host's CPUs" in text
-    assert "zero3: a micro batch 1100 us a tensor and 4.0 ns a parameter, a step 100 us and 5.0 ns" in text
-    assert "fsdp2, weights kept: a micro batch 600 us a tensor and 2.0 ns a parameter" in text
+    assert "zero3: a micro batch 1100 us a module and 4.0 ns a parameter, a step 100 us a tensor and 5.0 ns" in text
+    assert "fsdp2, weights kept: a micro batch 5000 us a block and 2.0 ns a parameter" in text
 
 
 def test_a_short_time_is_repeated_as_often_as_asked_until_time_is_up() -> None:

@@ -19,12 +19,12 @@ from strategies.time.calibration import (
 )
 from strategies.units import GIB
 
-MICROSECONDS_PER_TENSOR = {
+MICROSECONDS_PER_UNIT = {
     StrategyName.DDP: 40,
     StrategyName.ZERO1: 50,
     StrategyName.ZERO2: 80,
     StrategyName.ZERO3: 1100,
-    StrategyName.FSDP2: 600,
+    StrategyName.FSDP2: 5000,
 }
 
 
@@ -79,7 +79,7 @@ def _engine(strategy: StrategyName, checkpointing: ActivationCheckpointing, resh
         strategy=strategy,
         reshard_after_forward=reshards,
         activation_checkpointing=checkpointing,
-        micro_batch_s_per_tensor=MICROSECONDS_PER_TENSOR[strategy] * 1e-6,
+        micro_batch_s_per_unit=MICROSECONDS_PER_UNIT[strategy] * 1e-6,
         micro_batch_s_per_param=4e-9 if reshards else 2e-9,
         step_s_per_tensor=1e-4,
         step_s_per_param=5e-9,

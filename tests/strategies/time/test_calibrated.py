@@ -12,7 +12,7 @@ from strategies.load_model import load_model_spec
 from strategies.plan import ActivationCheckpointing, Plan, StrategyName
 from strategies.registry import STRATEGIES
 from strategies.time import calibrated
-from strategies.time.calibrated import between, gpu_rates
+from strategies.time.calibrated import between, gpu_rates, num_units
 from strategies.time.calibration import Calibration, calibration_path, write_calibration
 from strategies.time.rates import rates_of
 from strategies.time.step_time import StepTime, rates_for, step_time, time_source, times_known
@@ -100,7 +100,17 @@ def test_an_engine_costs_what_was_measured_under_it() -> None:
     zero3, ddp = time_of(plan_of(StrategyName.ZERO3)), time_of(plan_of())
     tensors = 6 * 9 + 3  # llama: seven matrices and two norms a block; embedding, last norm, head
     assert zero3.launch_s - ddp.launch_s == pytest.approx(2 * tensors * (1100e-6 - 40e-6))
+    fsdp2 = time_of(plan_of(StrategyName.FSDP2))
+    assert fsdp2.launch_s - ddp.launch_s == pytest.approx(2 * (7 * 5e-3 - tensors * 40e-6))
     assert zero3.matrix_s == ddp.matrix_s
+
+
+def test_stage_3_hooks_into_modules_and_the_stages_below_into_parameters() -> None:
+    # GPT-2: 12 parameters a block in six modules (a weight and a bias each); two tables and the last norm.
+    gpt2 = load_model_spec("gpt2-demo")
+    assert num_units(gpt2, StrategyName.ZERO3) == 4 * 6 + 3
+    assert num_units(gpt2, StrategyName.ZERO2) == 4 * 12 + 4
+    assert num_units(gpt2, StrategyName.FSDP2) == 4 + 1
 
 
 def test_fsdp2_that_keeps_its_weights_has_costs_of_its_own() -> None:
