@@ -4,26 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from scaling.cause_styles import STYLES
 from scaling.errors import ReportError
 from scaling.meter.timeline import Timeline
 from strategies.units import GIB, MIB, format_bytes
-
-# What stays lies at the bottom. The colours, Paul Tol's "muted" palette and greys, can be told apart without colour
-# vision; hatches separate neighbours further.
-STYLES: dict[str, tuple[str, str]] = {
-    "parameters": ("#332288", ""),
-    "master_weights": ("#88CCEE", "//"),
-    "optimizer_states": ("#44AA99", ""),
-    "gradients": ("#117733", "xx"),
-    "gradient_accumulation": ("#999933", ""),
-    "communication_buckets": ("#DDCC77", ".."),
-    "gathered_parameters": ("#AA4499", ""),
-    "activations": ("#CC6677", "\\\\"),
-    "recomputed_block": ("#882255", ""),
-    "logits": ("#555555", "--"),
-    "step_temporaries": ("#111111", ""),
-    "other": ("#BBBBBB", ""),
-}
 
 
 def plot_timeline(timeline: Timeline, *, title: str, path: Path) -> None:

@@ -55,12 +55,15 @@ def plan(
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for plan.json and the launcher files.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another plan in --out.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the plans to this file: .png, .svg or .pdf.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the answer to this file as one page.")] = None,
     json: options.AsJson = False,
 ) -> None:
     """Choose the fastest plan that fits; print where bytes and seconds go and why other plans were not taken."""
     flags = options.with_trained_parts(locals())
     from rich.console import Console
 
+    from scaling.cli.pictures import write_pictures
     from scaling.cli.planning import Turn, chosen_turn, plan_or_suggest, turned
     from scaling.plan_report import print_decision
     from scaling.report import print_launch
@@ -92,6 +95,7 @@ def plan(
     )
     out = out.expanduser() if out else None
     written = write_plan(decision, folder=out, overwrite=overwrite) if out else []
+    pictures = write_pictures(decision, plot=plot, html=html)
     if json:
         typer.echo(to_json(decision), nl=False)
         return
@@ -99,6 +103,8 @@ def plan(
     if answer.headline:
         console.print(f"[bold]{answer.headline}[/bold]", highlight=False, soft_wrap=True)
     print_decision(decision, console)
+    for path in pictures:
+        console.print(f"Wrote {path}", highlight=False, markup=False, soft_wrap=True)
     if out:
         print_launch(decision, folder=out, written=written, console=console)
     else:

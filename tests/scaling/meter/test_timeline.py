@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from scaling.cause_styles import STYLES
 from scaling.errors import ReportError
 from scaling.meter import StorageMeter
 from scaling.meter.timeline import Timeline
 from scaling.ownership import module_owners
-from scaling.plots import STYLES, plot_timeline
+from scaling.plots import plot_timeline
 from strategies.estimate import CauseBytes, Phase
 
 
