@@ -104,6 +104,94 @@ def test_a_fixed_micro_batch_that_does_not_fit_is_exit_code_3(
     assert capsys.readouterr().err.startswith("error: no plan fits 23.65 GiB a GPU at safety 0.9")
 
 
+H100 = ["plan", "llama-3.1-8b", "--gpu", "H100-80GB-SXM"]
+
+
+def test_nothing_fits_says_what_would(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*H100, "--gpus", "1", "--seq-len", "4096", "--global-batch-size", "8", "--offload-optimizer", "none"]
+    assert run(monkeypatch, words) == 3
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    first, second, *suggestions = captured.err.splitlines()
+    assert first.startswith("error: no plan fits 79.10 GiB a GPU at safety 0.9; the closest is ")
+    assert second == "What would fit:"
+    assert any(line.startswith("  --offload-optimizer cpu: needs ") for line in suggestions)
+    assert all(line.startswith("  --") for line in suggestions)
+
+
+def test_what_if_tells_what_would_be_faster(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*H100, "--gpus", "8", "--seq-len", "4096", "--global-batch-size", "64", "--strategy", "zero3", "--what-if"]
+    assert run(monkeypatch, words) == 0
+    told = capsys.readouterr().out.partition("What would make it faster")[2]
+    assert "--gpus 16: needs " in told
+
+
+@pytest.mark.parametrize(
+    ("words", "headline"),
+    [
+        (["--gpus", "8", "--global-batch-size", "8", "--longest-seq-len"], "Longest sequence that fits: "),
+        (["--gpus", "8", "--seq-len", "4096", "--best-global-batch-size"], "Smallest global batch within 1 % of"),
+        (["--gpus", "8", "--seq-len", "512", "--global-batch-size", "8", "--largest-model"], "Largest llama preset"),
+        (["--seq-len", "4096", "--global-batch-size", "8", "--smallest-cluster"], "Fewest H100-80GB-SXM that fit: 1"),
+    ],
+)
+def test_questions_turned_round_are_answered_and_planned(
+    words: list[str], headline: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, [*H100, *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(headline)
+    assert lines[2].startswith("Plan: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpus", "8", "--global-batch-size", "8"], "--seq-len is missing; give it, or ask for it with --longest"),
+        (["--gpus", "8", "--seq-len", "8"], "--global-batch-size is missing"),
+        (["--seq-len", "8", "--longest-seq-len", "--global-batch-size", "8"], "leave one of them out"),
+        (["--gpus", "8", "--smallest-cluster", "--seq-len", "8", "--global-batch-size", "8"], "what --gpus 8 gives"),
+        (["--longest-seq-len", "--largest-model", "--global-batch-size", "8"], "are two questions"),
+        (["--gpus", "8", "--seq-len", "8", "--global-batch-size", "8", "--safety", "1.5"], "safety=1.5 must be from 0"),
+        (
+            [
+                "--gpus",
+                "8",
+                "--seq-len",
+                "8",
+                "--global-batch-size",
+                "8",
+                "--strategy",
+                "ddp",
+                "--no-reshard-after-forward",
+            ],
+            "reshard_after_forward=False has no meaning under strategy ddp",
+        ),
+    ],
+)
+def test_questions_that_contradict_themselves_are_refused(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, [*H100, *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_out_offers_only_what_the_trainer_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = changed(precision="bf16-pure", out=str(tmp_path / "plan"))
+    assert run(monkeypatch, [*words, "--json"]) == 0
+    decision = json.loads(capsys.readouterr().out)
+    offered = {each["plan"]["strategy"] for each in decision["by_strategy"]}
+    assert offered == {"ddp", "fsdp2"}  # DeepSpeed keeps fp32 masters beside 16-bit weights
+    assert run(monkeypatch, changed(optimizer="lion", out=str(tmp_path / "other"))) == 2
+    assert "optimizer=lion cannot be trained under ddp yet" in capsys.readouterr().err
+
+
 def test_names_in_any_case_and_overridden_memory(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,91 @@
+"""Questions turned round: the answer fits, and one step further does not."""
+
+from dataclasses import replace
+
+import pytest
+
+from strategies.cluster import Cluster
+from strategies.errors import NoPlanFitsError
+from strategies.load_model import load_model_spec
+from strategies.plan import OffloadDevice
+from strategies.planner.reverse import (
+    best_fit,
+    best_global_batch_size,
+    fits,
+    grown,
+    largest_model,
+    longest_seq_len,
+    smallest_cluster,
+)
+from strategies.planner.sweep import Question
+from strategies.search import FixedParts
+from tests.strategies.planner.builders import question
+
+ON_GPUS = FixedParts(offload_optimizer=OffloadDevice.NONE, offload_param=OffloadDevice.NONE, searches_loss=True)
+
+
+def at_length(asked: Question, seq_len: int) -> Question:
+    return asked.on(job=replace(asked.job, seq_len=seq_len))
+
+
+def test_the_longest_sequence_fits_and_the_next_multiple_of_128_does_not() -> None:
+    asked = question(gpu="A100-40GB-SXM", global_batch_size=8, fixed=ON_GPUS)
+    longest = longest_seq_len(asked)
+    assert longest % 128 == 0
+    assert longest < load_model_spec("llama-3.1-8b").max_seq_len
+    assert fits(at_length(asked, longest))
+    assert not fits(at_length(asked, longest + 128))
+
+
+def test_the_longest_sequence_ends_at_the_model_s_positions() -> None:
+    assert longest_seq_len(question("gpt2-xl", fixed=ON_GPUS)) == 1024
+
+
+def test_no_length_helps_where_the_states_alone_are_too_much() -> None:
+    with pytest.raises(NoPlanFitsError, match="no sequence is short enough"):
+        longest_seq_len(question("llama-3.1-70b", gpu="RTX4090", fixed=ON_GPUS))
+
+
+def test_the_best_global_batch_is_near_the_best_rate_and_no_larger_than_it_has_to_be() -> None:
+    asked = question("llama-3.2-1b", gpus=4, seq_len=2048, fixed=ON_GPUS)
+    best = best_global_batch_size(asked)
+
+    def rate(samples: int) -> float:
+        fit = best_fit(asked.on(job=replace(asked.job, global_batch_size=samples)))
+        assert fit is not None
+        assert fit.time is not None
+        return samples / fit.time.total_s
+
+    assert rate(best) >= rate(1024 * 4) / 1.01
+    assert rate(best // 2) < rate(1024 * 4) / 1.01
+
+
+def test_the_largest_model_is_of_the_family_and_the_next_preset_does_not_fit() -> None:
+    # 2 x 80 GB: 16 bytes a parameter leave room for less than ten billion (arXiv:1910.02054).
+    asked = question("qwen2.5-0.5b", gpus=2, seq_len=2048, global_batch_size=8, fixed=ON_GPUS)
+    found = largest_model(asked)
+    assert found.name == "qwen2.5-7b"
+    assert not fits(replace(asked, spec=load_model_spec("qwen2.5-14b")))
+
+
+def test_the_smallest_cluster_fits_and_no_smaller_one_does() -> None:
+    # 16 bytes a parameter are 128 GB (arXiv:1910.02054): one 80 GB GPU is too few, two have room for activations.
+    asked = question(global_batch_size=64, fixed=ON_GPUS, safety=0.0)
+    found = smallest_cluster(asked)
+    assert (found.gpus, found.gpus_per_node) == (2, 2)
+    assert fits(asked.on(cluster=found))
+    assert not fits(asked.on(cluster=replace(found, gpus=1, gpus_per_node=1)))
+
+
+def test_no_cluster_is_told_where_one_sample_a_gpu_is_too_few_gpus() -> None:
+    asked = question("llama-3.1-405b", global_batch_size=16, fixed=ON_GPUS)
+    with pytest.raises(NoPlanFitsError, match="no number of H100-80GB-SXM fits"):
+        smallest_cluster(asked)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"), [(1, (1, 1)), (4, (4, 4)), (8, (8, 8)), (12, None), (16, (16, 8)), (64, (64, 8))]
+)
+def test_clusters_grow_by_whole_nodes(gpus: int, expected: tuple[int, int] | None) -> None:
+    found: Cluster | None = grown(question(gpus=2).cluster, gpus)
+    assert (found and (found.gpus, found.gpus_per_node)) == expected
