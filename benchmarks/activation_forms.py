@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.form_families import TASKS
+from benchmarks.form_families import STACK_KEYS, TASKS
 from benchmarks.form_fit import UnexplainedBytesError
 from benchmarks.form_moments import BlockMoments, HeadCut, HeadMoments, block_moments, head_cut, head_moments
 from benchmarks.form_prune import as_form, feature_values, pruned
+from benchmarks.form_stacks import head_of_stacks, stack_moments
 from benchmarks.form_traces import PARTS, Events, Setting, traced
 from benchmarks.form_variants import FAMILIES, WITH_WINDOWS, variants
 from scaling.trace import Recompute, TracePrecision
@@ -106,6 +107,7 @@ class _Maker:
     def parts(self) -> Iterator[tuple[str, Any]]:
         """Yield blocks by attention and activation checkpointing, and heads by loss."""
         reference_attention, reference = self._reference()
+        self._reference_attention = reference_attention
         others: dict[LossImplementation, Traces] = {}
         if self.family not in TASKS and self.like is None:
             others = {loss: self._traced(reference_attention, loss=loss) for loss in _OTHER_LOSSES}
@@ -114,7 +116,8 @@ class _Maker:
             for checkpointing in Recompute:
                 is_reference = attention == reference_attention and checkpointing is Recompute.NONE
                 traces = reference if is_reference else self._traced(attention, checkpointing=checkpointing)
-                yield f"blocks.{attention}.{checkpointing.value}", self._block(block_moments(traces, cut))
+                for stack, moments in self._stacks(attention, checkpointing, traces):
+                    yield f"blocks.{attention}{stack}.{checkpointing.value}", self._block(moments)
         for loss, other in {**others, LossImplementation.STANDARD: reference}.items():
             self.heads[f"head.{loss.value}"] = self._head(
                 head_moments(other, cut, like=reference, loss_is_apart=self._loss_is_apart(loss))
@@ -128,9 +131,19 @@ class _Maker:
         has_autocast = self.precision.autocast_dtype is not None
         return has_autocast and self.family not in TASKS and loss is not LossImplementation.FUSED
 
+    def _stacks(self, attention: str, checkpointing: Recompute, traces: Traces) -> Iterator[tuple[str, BlockMoments]]:
+        """Yield the moments of every stack with what ends its kind's name; ``traces`` are those of a deeper decoder."""
+        if self.family not in STACK_KEYS:
+            yield "", block_moments(traces, self.cut)
+            return
+        encoder = self._traced(attention, checkpointing=checkpointing, stack="encoder")
+        yield from zip(("-encoder", "-decoder"), stack_moments(encoder, traces, self.cut), strict=True)
+
     def _cut(self, reference: Traces, others: Mapping[LossImplementation, Traces]) -> HeadCut:
         if self.like is not None:
             return self.like.cut
+        if self.family in STACK_KEYS:
+            return head_of_stacks(reference, self._traced(self._reference_attention, checkpointing=Recompute.FULL))
         if not others:
             return _whole_head(reference)
         cuts = [head_cut(reference, other) for other in others.values()]
@@ -163,6 +176,7 @@ class _Maker:
         *,
         checkpointing: Recompute = Recompute.NONE,
         loss: LossImplementation = LossImplementation.STANDARD,
+        stack: str = "decoder",
     ) -> Traces:
         settings = dict(self.settings)
         setting = Setting(
@@ -174,6 +188,7 @@ class _Maker:
             is_windowed=attention == "windowed",
             checkpointing=checkpointing,
             loss=loss,
+            stack=stack if self.family in STACK_KEYS else None,
             by_stage3=self.by_stage3,
         )
         return traced(setting)

@@ -99,12 +99,17 @@ def can_group(family: str) -> bool:
     return family in _LIKE_LLAMA
 
 
-def depth_keys(family: str, num_layers: int) -> dict[str, int]:
-    """Return the keys of the configuration that set the depth."""
+STACK_KEYS = {"t5": {"encoder": "num_layers", "decoder": "num_decoder_layers"}}
+"""Families of two stacks: the key that sets the depth of each."""
+
+
+def depth_keys(family: str, num_layers: int, *, deeper: str | None = None) -> dict[str, int]:
+    """Return the keys of the configuration that set the depth; the stack called ``deeper`` has one block more."""
+    if family in STACK_KEYS:
+        return {key: num_layers + (stack == deeper) for stack, key in STACK_KEYS[family].items()}
     names = {
         **dict.fromkeys(("gpt2", "gptj", "bloom"), ("n_layer",)),
         "mpt": ("n_layers",),
-        "t5": ("num_layers", "num_decoder_layers"),
     }.get(family, ("num_hidden_layers",))
     return dict.fromkeys(names, num_layers)
 

@@ -72,8 +72,8 @@ def window(events: Events) -> Window:
     """
     keys, deeper = _without_last_frees(events.keys), _without_last_frees(events.deeper)
     length = len(deeper) - len(keys)
-    latest = _common_start(keys, deeper)
-    earliest = len(keys) - _common_start(keys[::-1], deeper[::-1])
+    latest = common_start(keys, deeper)
+    earliest = len(keys) - common_start(keys[::-1], deeper[::-1])
     if length <= 0 or earliest > latest:
         raise ValueError(f"no repeated stretch: {len(keys)} and {len(deeper)} events, {earliest} > {latest}")
     if latest < length:
@@ -84,10 +84,10 @@ def window(events: Events) -> Window:
 def head_cut(standard: Mapping[Phase, Events], other: Mapping[Phase, Events]) -> HeadCut:
     """Return what two traces that differ in the loss alone do not share."""
     forward, backward = standard[Phase.FORWARD].keys, standard[Phase.BACKWARD].keys
-    shared_start = _common_start(forward, other[Phase.FORWARD].keys)
+    shared_start = common_start(forward, other[Phase.FORWARD].keys)
     shared_end = _common_end(backward, other[Phase.BACKWARD].keys)
     evaluation = standard[Phase.EVALUATION].keys
-    same = _common_start(evaluation, other[Phase.EVALUATION].keys)
+    same = common_start(evaluation, other[Phase.EVALUATION].keys)
     return HeadCut(
         forward=last_allocation(forward) - shared_start,
         backward=len(backward) - shared_end,
@@ -99,18 +99,18 @@ def block_moments(phases: Mapping[Phase, Events], cut: HeadCut) -> BlockMoments:
     """Return the moments of one setting, head and loss left out."""
     forward, backward = phases[Phase.FORWARD], phases[Phase.BACKWARD]
     there, back = window(forward), window(backward)
-    kept_in_forward = _added(forward, there)
-    kept = -_added(backward, back)
+    kept_in_forward = added_by_block(forward, there)
+    kept = -added_by_block(backward, back)
     start = last_allocation(forward.keys) - cut.forward
-    in_blocks = _allocations(forward, there.earliest, start)
-    top = _allocations(backward, cut.backward, back.latest)
-    ends = _allocations(backward, back.latest, len(backward.keys))
-    again = _allocations(backward, back.latest - back.length, back.latest) - kept
+    in_blocks = allocations(forward, there.earliest, start)
+    top = allocations(backward, cut.backward, back.latest)
+    ends = allocations(backward, back.latest, len(backward.keys))
+    again = allocations(backward, back.latest - back.length, back.latest) - kept
     result = BlockMoments(
         kept_in_forward=kept_in_forward,
         kept=kept,
         forward_base=forward.levels[start - 1] - DEPTH * kept_in_forward,
-        backward_base=_without_gradient(backward.levels[cut.backward - 1]) - DEPTH * kept,
+        backward_base=without_gradient(backward.levels[cut.backward - 1]) - DEPTH * kept,
         forward=in_blocks - DEPTH * kept_in_forward,
         top=top - DEPTH * kept,
         bottom=np.concatenate([ends, again]),
@@ -145,32 +145,37 @@ def head_moments(
     start = last_allocation(like[Phase.FORWARD].keys) - cut.forward
     end = _end_of_head(like[Phase.BACKWARD].keys, backward.keys, cut.backward)
     first = next((i for i in range(end) if np.any(backward.levels[i, PARTS.index("gradients")])), end)
-    base = _without_gradient(like[Phase.BACKWARD].levels[cut.backward - 1])
+    base = without_gradient(like[Phase.BACKWARD].levels[cut.backward - 1])
     evaluation = phases[Phase.EVALUATION]
     begin = last_allocation(like[Phase.EVALUATION].keys) - cut.evaluation
-    returns = _end_of_model(forward, start) if loss_is_apart else len(forward.keys)
-    returns_again = _end_of_model(evaluation, begin) if loss_is_apart else len(evaluation.keys)
+    returns = _end_of_model(forward) if loss_is_apart else len(forward.keys)
+    returns_again = _end_of_model(evaluation) if loss_is_apart else len(evaluation.keys)
     before, before_again = forward.levels[start - 1], evaluation.levels[begin - 1]
     return HeadMoments(
-        forward=_allocations(forward, start, returns) - before,
-        after_model=_allocations(forward, returns, len(forward.keys)) - before,
-        before_gradient=_allocations(backward, 0, first) - base,
-        after_gradient=_allocations(backward, first, end) - base,
-        evaluation=_allocations(evaluation, begin, returns_again) - before_again,
+        forward=allocations(forward, start, returns) - before,
+        after_model=allocations(forward, returns, len(forward.keys)) - before,
+        before_gradient=allocations(backward, 0, first) - base,
+        after_gradient=allocations(backward, first, end) - base,
+        evaluation=allocations(evaluation, begin, returns_again) - before_again,
         evaluation_after_model=_without_cast_head(
-            _allocations(evaluation, returns_again, len(evaluation.keys)) - before_again
+            allocations(evaluation, returns_again, len(evaluation.keys)) - before_again
         ),
     )
 
 
-def _end_of_model(events: Events, start: int) -> int:
+def first_logits(events: Events) -> int:
+    """Return the index at which the head's product is made."""
+    return _logits(events)[0]
+
+
+def _end_of_model(events: Events) -> int:
     """Return the index at which the loss begins: with the first logits of another size than the head's."""
-    made = [
-        (index, key.num_bytes)
-        for index, key in enumerate(events.keys)
-        if index >= start and key.kind == EventKind.ALLOCATE and key.cause == _LOGITS
-    ]
-    return next(index for index, num_bytes in made if num_bytes != made[0][1])
+    made = _logits(events)
+    return next(index for index in made if events.keys[index].num_bytes != events.keys[made[0]].num_bytes)
+
+
+def _logits(events: Events) -> list[int]:
+    return [index for index, key in enumerate(events.keys) if key.kind == EventKind.ALLOCATE and key.cause == _LOGITS]
 
 
 def _without_cast_head(levels: Levels) -> Levels:
@@ -192,7 +197,7 @@ def _common_end(one: Sequence[Key], two: Sequence[Key]) -> int:
     best = 0
     for cut_one in range(_LAST_EVENTS):
         for cut_two in range(_LAST_EVENTS):
-            shared = _common_start(one[len(one) - 1 - cut_one :: -1], two[len(two) - 1 - cut_two :: -1])
+            shared = common_start(one[len(one) - 1 - cut_one :: -1], two[len(two) - 1 - cut_two :: -1])
             best = max(best, shared + cut_one if shared > 2 * _LAST_EVENTS else 0)
     return best
 
@@ -211,24 +216,24 @@ def last_allocation(keys: Sequence[Key]) -> int:
 def _add_evaluation(moments: BlockMoments, events: Events, cut: HeadCut) -> None:
     there = window(events)
     start = last_allocation(events.keys) - cut.evaluation
-    added = moments.evaluation_kept = _added(events, there)
-    moments.evaluation = _allocations(events, there.earliest, start) - DEPTH * added
+    added = moments.evaluation_kept = added_by_block(events, there)
+    moments.evaluation = allocations(events, there.earliest, start) - DEPTH * added
     moments.evaluation_base = events.levels[start - 1] - DEPTH * added
 
 
-def _added(events: Events, found: Window) -> Any:
+def added_by_block(events: Events, found: Window) -> Any:
     end = found.latest - max(0, found.latest - found.earliest - found.length) // 2  # midway, away from both ends
     after, before = events.levels[end - 1], events.levels[end - found.length - 1]
-    return _without_gradient(after) - _without_gradient(before)
+    return without_gradient(after) - without_gradient(before)
 
 
-def _without_gradient(level: Any) -> Any:
+def without_gradient(level: Any) -> Any:
     result = level.copy()
     result[PARTS.index("gradients")] = 0
     return result
 
 
-def _allocations(events: Events, first: int, end: int) -> Levels:
+def allocations(events: Events, first: int, end: int) -> Levels:
     indices = [index for index in range(first, end) if events.is_allocation(index)]
     levels = events.levels[indices] if indices else np.zeros((0, *events.levels.shape[1:]))
     gradients = PARTS.index("gradients")
@@ -248,7 +253,7 @@ def _without_last_frees(keys: Sequence[Key]) -> Sequence[Key]:
     return keys[: last_allocation(keys) + 1]
 
 
-def _common_start(one: Sequence[Key], two: Sequence[Key]) -> int:
+def common_start(one: Sequence[Key], two: Sequence[Key]) -> int:
     for index, (first, second) in enumerate(zip(one, two, strict=False)):
         if first != second:
             return index

@@ -66,6 +66,8 @@ class Setting:
     """Whether every layer has a window shorter than the sequence."""
     checkpointing: Recompute
     loss: LossImplementation
+    stack: str | None = None
+    """Which of two stacks is looked at."""
     by_stage3: bool = False
     """Whether linear layers are those that DeepSpeed puts in place of torch's under stage 3."""
     batch: int | None = None
@@ -106,7 +108,8 @@ def traced(setting: Setting) -> dict[Phase, Events]:
         for seed in range(NUM_SHAPES)
     ]
     logs = [trace_shape(setting, shape, num_layers=DEPTH) for shape in shapes]
-    deeper = trace_shape(setting, shapes[0], num_layers=DEPTH + 1)
+    more = {"num_layers": DEPTH, "deeper": setting.stack} if setting.stack else {"num_layers": DEPTH + 1}
+    deeper = trace_shape(setting, shapes[0], **more)
     fitter = Fitter([{**shape.sizes, "B": shape.batch, "S": shape.seq} for shape in shapes])
     levels = _levels(logs, fitter)
     keys, deeper_keys = _keys(logs[0]), _keys(deeper)
@@ -121,13 +124,16 @@ def traced(setting: Setting) -> dict[Phase, Events]:
     return found
 
 
-def trace_shape(setting: Setting, shape: Shape, *, num_layers: int, every: int = 1) -> TraceLog:
-    """Return the log of one step and an evaluation."""
+def trace_shape(
+    setting: Setting, shape: Shape, *, num_layers: int, every: int = 1, deeper: str | None = None
+) -> TraceLog:
+    """Return the log of one step and an evaluation; the stack called ``deeper`` has one block more."""
     from transformers import AutoConfig
 
     task = TASKS.get(setting.family, TaskKind.CAUSAL_LM)
     values = windowed(setting.family, shape.values, num_layers=num_layers) if setting.is_windowed else shape.values
-    config = AutoConfig.for_model(setting.family, **{**values, **depth_keys(setting.family, num_layers)})
+    depth = depth_keys(setting.family, num_layers, deeper=deeper)
+    config = AutoConfig.for_model(setting.family, **{**values, **depth})
     if task is TaskKind.IMAGE_CLASSIFICATION:
         batch = image_batch(config, micro_batch_size=shape.batch)
     else:
