@@ -37,9 +37,9 @@ def plot(models: list[tuple[str, list[tuple[float, float]]]], budgets: list[tupl
     right.axvline(0.9, color="black", ls="--", lw=0.8)
     right.axvline(0.97, color="black", ls=":", lw=0.8)
     for place, ratio in enumerate(ratios):
-        right.text(ratio - 0.005, place, f"{ratio:.3f}", ha="right", va="center", color="white", fontsize=8)
+        right.text(ratio + 0.002, place, f"{ratio:.3f}", ha="left", va="center", fontsize=8)
     right.set(
-        xlim=(min(0.85, *ratios) - 0.02, 1.005),
+        xlim=(min(0.85, *ratios) - 0.02, 1.025),
         xlabel="throughput: chosen plan / best measured plan (dashed: 0.90, dotted: 0.97)",
         title="The planner's choice for each model and memory",
     )

@@ -109,8 +109,8 @@ def table(results: list[ModelResult], summary: Summary) -> list[str]:
         "",
         f"Throughput of the chosen plan over the best measured one: median {summary.median_ratio:.3f} "
         f"(limit {MEDIAN_LIMIT}), worst {summary.worst_ratio:.3f} (limit {WORST_LIMIT}). Two CPU ranks, fp32; "
-        f"{summary.rounds} rounds of {summary.steps} steps a plan, the fastest counts; made by "
-        "`python -m benchmarks.regret`.",
+        f"{summary.rounds} rounds of {summary.steps} steps, after the first only of plans close to a best one, and the "
+        "fastest step counts; made by `python -m benchmarks.regret`.",
         "",
         "| model | memory a rank | plans that fit | chosen | ms | best measured | ms | ratio |",
         "|---|---|---|---|---|---|---|---|",
