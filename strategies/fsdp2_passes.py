@@ -107,12 +107,19 @@ class Passes:
         gradients, reduced = self.waiting_gradients + loose, 0
         for index in reversed(range(self._spec.num_frozen_layers, len(self._blocks))):
             block = self._blocks[index]
-            for new_gradient, causes in self._block(index, held=held, reduced=reduced, gradients=gradients):
-                yield BlockState(num_done=last - index, new_gradient=new_gradient, causes=causes)
+            if not self._is_among_alike(index):
+                for new_gradient, causes in self._block(index, held=held, reduced=reduced, gradients=gradients):
+                    yield BlockState(num_done=last - index, new_gradient=new_gradient, causes=causes)
             held -= 0 if self._reshard else self._gather(block)
             reduced = formats.reduced * block.trained.gathered
             gradients += formats.reduced * block.trained.shard if self._keeps_gradients else 0
             gradients -= self._whole * block.trained.elements
+
+    def _is_among_alike(self, index: int) -> bool:
+        """Whether a block's states lie on a line between those of its neighbours, so that they are no peak."""
+        if index - 2 < self._spec.num_frozen_layers or index + 2 >= len(self._blocks):
+            return False
+        return all(self._blocks[near] == self._blocks[index] for near in range(index - 2, index + 3))
 
     def _block(self, index: int, *, held: int, reduced: int, gradients: int) -> Iterator[tuple[int, CauseBytes]]:
         """Yield the bytes of the newest gradient, and what lives then."""

@@ -10,6 +10,7 @@ from strategies.errors import PlanError, SpecError
 from strategies.job import LossImplementation, Precision
 from strategies.memory.predict import predict
 from strategies.plan import OffloadDevice, StrategyName
+from strategies.planner.bound import lower_bound
 from strategies.planner.sweep import Fit, Question
 from strategies.registry import STRATEGIES
 from strategies.units import format_bytes
@@ -34,16 +35,26 @@ def warnings_about(chosen: Fit, question: Question) -> Iterator[str]:
 
 
 def _higher_stages(chosen: Fit, question: Question) -> Iterator[str]:
-    """Yield where a higher ZeRO stage would need more than the one below it, all else equal."""
-    if chosen.plan.strategy not in STAGES or chosen.plan.offload_param is not OffloadDevice.NONE:
+    """Yield where the plan's ZeRO stage needs more than the one below it would, or the one above more than it."""
+    plan = chosen.plan
+    if plan.strategy not in STAGES or plan.offload_param is not OffloadDevice.NONE:
         return
-    needed = [(stage, _device_bytes(stage, chosen, question)) for stage in STAGES]
-    for (lower, less), (higher, more) in pairwise(needed):
-        if chosen.plan.strategy in (lower, higher) and less is not None and more is not None and more > less:
+    for lower, higher in pairwise(STAGES):
+        if plan.strategy not in (lower, higher):
+            continue
+        if plan.strategy is higher and _floor(lower, chosen, question) >= chosen.estimate.peak_allocated_bytes:
+            continue  # the stage below needs more in any case
+        less, more = (_device_bytes(stage, chosen, question) for stage in (lower, higher))
+        if less is not None and more is not None and more > less:
             yield (
                 f"{higher} needs more than {lower} here, {format_bytes(more)} against {format_bytes(less)} with all "
                 f"else equal: its buffers outweigh what it shares"
             )
+
+
+def _floor(stage: StrategyName, chosen: Fit, question: Question) -> int:
+    variant = replace(chosen.variant, strategy=stage)
+    return lower_bound(question.spec, variant, cluster=question.cluster).num_bytes(chosen.plan.micro_batch_size)
 
 
 def _device_bytes(stage: StrategyName, chosen: Fit, question: Question) -> int | None:
