@@ -17,6 +17,7 @@ from strategies.errors import SpecError
 from strategies.job import Attention, LossImplementation
 from strategies.memory.features import sizes_of
 from strategies.memory.forms import BlockForms, Form, FormSet, Level, form_set, has_two_stacks, kinds_of
+from strategies.memory.frozen_blocks import reached, require_known_backward
 from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing
 
@@ -160,6 +161,7 @@ def _affine(one: Bytes, per_sample: Bytes) -> Affine:
 
 
 def _moments(spec: ModelSpec, setting: Setting, *, micro_batch_size: int) -> Moments:
+    require_known_backward(spec, checkpointing=setting.activation_checkpointing, number_format=setting.number_format)
     forms = form_set(spec, number_format=setting.number_format, on_cpu=setting.on_cpu)
     sizes = sizes_of(spec, micro_batch_size=micro_batch_size, seq_len=setting.seq_len)
     evaluation = _Evaluation(spec, setting, forms, sizes)
@@ -242,20 +244,8 @@ class _Evaluation:
         return {stretch: tuple(moments) for stretch, moments in found.items()}
 
     def moments_of_head(self) -> Moments:
-        """Return the moments where all blocks are frozen: they run as in an evaluation, and backward ends in the head.
-
-        Raises:
-            SpecError: 16-bit copies of frozen weights under autocast, which are not kept, have no form.
-        """
-        if self.setting.number_format == "autocast":
-            raise SpecError(
-                "no closed form for a model with all blocks frozen under autocast; choose another precision, or read "
-                "the peak off the model itself with --level traced"
-            )
-        evaluation, in_blocks = self._base("evaluation_base"), tuple(self._in_blocks("evaluation"))
-        # Checkpointing holds the input of every block until the loss is gone, though no backward will ask for it.
-        recomputes = self.setting.activation_checkpointing is not ActivationCheckpointing.NONE
-        base = evaluation.plus(self._sum("kept")) if recomputes else evaluation
+        """Return the moments where all blocks are frozen: they run as in an evaluation; backward ends in the head."""
+        base, in_blocks = self._base("evaluation_base"), tuple(self._in_blocks("evaluation"))
         forward = (*self._on(base, self.head.forward), *in_blocks)
         found: dict[Stretch, tuple[Bytes, ...]] = {stretch: (_NOTHING,) for stretch in Stretch}
         return found | {
@@ -266,8 +256,8 @@ class _Evaluation:
             Stretch.AFTER_FIRST_GRADIENT: (base, *self._on(base, self.head.after_gradient)),
             Stretch.AFTER_HEAD: (base,),
             Stretch.BLOCK_IN_EVALUATION: in_blocks,
-            Stretch.BESIDE_BLOCKS_IN_EVALUATION: (evaluation,),
-            Stretch.EVALUATION: (*self._on(evaluation, self.head.evaluation), *in_blocks),
+            Stretch.BESIDE_BLOCKS_IN_EVALUATION: (base,),
+            Stretch.EVALUATION: (*self._on(base, self.head.evaluation), *in_blocks),
         }
 
     def _in_blocks(self, name: str) -> list[Bytes]:
@@ -275,7 +265,7 @@ class _Evaluation:
 
     def _blocks(self, spec: ModelSpec, forms: FormSet) -> Iterator[_Block]:
         setting = self.setting
-        kinds = _reached(kinds_of(spec, attention=setting.attention, seq_len=setting.seq_len, forms=forms), spec)
+        kinds = reached(kinds_of(spec, attention=setting.attention, seq_len=setting.seq_len, forms=forms), spec)
         every, chosen = setting.checkpoint_every, setting.activation_checkpointing
         if has_two_stacks(spec):
             yield from self._two_stacks(kinds, forms)
@@ -293,8 +283,8 @@ class _Evaluation:
         chosen, every = self.setting.activation_checkpointing, self.setting.checkpoint_every
         if chosen is not ActivationCheckpointing.NONE and every > 1:
             raise SpecError(
-                f"model {forms.model}: no closed form for two stacks with checkpoint_every={every}; give 1, or read the "
-                f"peak off the model itself with --level traced"
+                f"model {forms.model}: no closed form for two stacks with checkpoint_every={every}; give 1, or read "
+                f"the peak off the model itself with --level traced"
             )
         (low, number), (high, number_above) = ((forms.block(kind, chosen), each) for kind, each in kinds.items())
         above, below = Bytes().plus(self._bytes(high.kept), times=number_above), Bytes()
@@ -337,14 +327,6 @@ class _Evaluation:
                 known *= 1 if letter == "1" else self.sizes[letter]
             self._products[name] = known
         return known
-
-
-def _reached(kinds: Mapping[str, int], spec: ModelSpec) -> Mapping[str, int]:
-    """Return the blocks of each kind that backward reaches: the others keep nothing. Kinds are taken to be mixed."""
-    if not spec.num_frozen_layers or spec.trained_parts == BLOCKS_FROZEN:
-        return kinds
-    share = spec.num_trained_layers / spec.num_layers
-    return {kind: max(1, round(number * share)) for kind, number in kinds.items()}
 
 
 _VOCABULARY_MATRIX = "V*h"
