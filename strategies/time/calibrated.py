@@ -1,7 +1,7 @@
-"""Rates and step times from a `Calibration`.
+"""Step times on CPU ranks, from a `Calibration`.
 
-On a GPU measured rates replace those of ``configs/gpu_rates.csv``. On CPU ranks nothing runs beside anything else: the
-processors that compute also move the messages, and Python runs between the operators. A step there is the sum of
+Nothing runs beside anything else there: the processors that compute also move the messages, and Python runs between the
+operators. A step is the sum of
 
 - products, at the rate measured for products of their size,
 - elementwise operators, at the rate that a decoder's blocks reached on tensors of that size,
@@ -11,24 +11,24 @@ processors that compute also move the messages, and Python runs between the oper
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from strategies.cluster import Cluster
 from strategies.errors import ClusterError
-from strategies.job import Job, Precision
+from strategies.job import Job, LossImplementation
+from strategies.memory.logits import fused_chunk_tokens
 from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
-from strategies.time.calibration import Calibration, CollectiveKind, EngineCost
-from strategies.time.rates import HOST_BYTES_PER_S, Rates
+from strategies.time.calibration import Calibration, EngineCost
+from strategies.time.measured_rates import memory_rate, product_rate, ring_share
 from strategies.time.work import TokenWork, token_work
 from strategies.units import ceil_div
 
-ADAM_BYTES = 30.0
-"""Moved per fp32 parameter by AdamW with a 16-bit copy: what `Rates.host_bytes_per_s` counts in."""
+CHUNK_OPERATORS = 15
+"""Of one chunk of the fused loss (scaling/fused_loss.py)."""
+CHUNK_WEIGHT_PASSES = 4
+"""Over the head's weight: read for the logits and for the gradient of its input; its own gradient read and written."""
 TRAINING = 3
 """Forward, and backward with two products for each of forward's."""
 
@@ -46,38 +46,6 @@ class CpuSeconds:
     launch_s: float
 
 
-def gpu_rates(known: Rates, calibration: Calibration) -> Rates:
-    """Return ``known`` with what was measured on this machine's GPU in its place."""
-    full = largest_product_rate(calibration, Precision.BF16) or known.matrix_flops_per_s
-    link = _bytes_per_s(calibration, CollectiveKind.ALL_GATHER) * _ring_share(calibration.ranks)
-    return replace(
-        known,
-        matrix_flops_per_s=full,
-        fp32_matrix_flops_per_s=largest_product_rate(calibration, Precision.FP32) or known.fp32_matrix_flops_per_s,
-        attention_flops_per_s=known.attention_flops_per_s * full / known.matrix_flops_per_s,
-        memory_bytes_per_s=calibration.copy_bytes_per_s,
-        link_bytes_per_s=link or known.link_bytes_per_s,
-        pcie_bytes_per_s=calibration.pcie_bytes_per_s or known.pcie_bytes_per_s,
-        host_bytes_per_s=ADAM_BYTES * calibration.host_adam_elements_per_s or HOST_BYTES_PER_S,
-        nvme_bytes_per_s=calibration.disk_write_bytes_per_s or known.nvme_bytes_per_s,
-        launch_s=calibration.operator_s or known.launch_s,
-        origin=described(calibration),
-    )
-
-
-def described(calibration: Calibration) -> str:
-    """Return where the times come from, as a phrase to print."""
-    return (
-        f"measured on this machine ({calibration.machine or calibration.device}) on {calibration.measured_at[:10]} "
-        f"with {calibration.ranks} ranks by scaling calibrate"
-    )
-
-
-def largest_product_rate(calibration: Calibration, precision: Precision) -> float:
-    """Return the best FLOP/s of a product in the format that ``precision`` computes in, 0 where none was measured."""
-    return max((rate for _, rate in _product_points(calibration, precision.compute_bytes)), default=0.0)
-
-
 def cpu_seconds(spec: ModelSpec, calibration: Calibration, *, cluster: Cluster, job: Job, plan: Plan) -> CpuSeconds:
     """Return the seconds of one optimizer step of ``plan`` on CPU ranks.
 
@@ -90,7 +58,7 @@ def cpu_seconds(spec: ModelSpec, calibration: Calibration, *, cluster: Cluster, 
     engine = _engine(calibration, plan)
     micro = micro_batch(spec, calibration, job=job, plan=plan)
     steps, params = plan.gradient_accumulation_steps, spec.num_params
-    ring = _ring_share(cluster.gpus) / (_ring_share(calibration.ranks) or 1.0)
+    ring = ring_share(cluster.gpus) / (ring_share(calibration.ranks) or 1.0)
     share = params / (1 if plan.strategy is StrategyName.DDP else cluster.gpus)
     update = _update_seconds(share, calibration, clips=bool(job.gradient_clipping))
     measured_share = params / (1 if plan.strategy is StrategyName.DDP else calibration.ranks)
@@ -131,10 +99,12 @@ def elementwise_bytes(spec: ModelSpec, *, job: Job, plan: Plan) -> float:
 @lru_cache(maxsize=4096)
 def micro_batch(spec: ModelSpec, calibration: Calibration, *, job: Job, plan: Plan) -> MicroBatch:
     """Return the seconds of the bare model's micro batch."""
-    work = token_work(spec, job, compiled=False)
+    # The trainer's fused loss is made of the same operators as the framework's own, on chunks.
+    work = token_work(spec, replace(job, loss=LossImplementation.STANDARD), compiled=False)
     tokens = plan.micro_batch_size * job.seq_len
     blocks = tokens * work.block_flops / _block_rate(calibration, spec, work, job=job, tokens=tokens)
-    head = tokens * work.head_flops / product_rate(calibration, job.precision, tokens * work.head_flops)
+    chunks, chunk_tokens = _loss_chunks(spec, job, tokens)
+    head = tokens * work.head_flops / product_rate(calibration, job.precision, chunk_tokens * work.head_flops)
     attention = tokens * work.attention_flops / _attention_rate(calibration, spec, work, job=job, tokens=tokens)
     width = job.precision.compute_bytes
     elementwise = tokens * work.block_bytes / memory_rate(calibration, job.precision, tokens * spec.hidden_size * width)
@@ -150,57 +120,27 @@ def micro_batch(spec: ModelSpec, calibration: Calibration, *, job: Job, plan: Pl
     return MicroBatch(
         matrix_s=TRAINING * (blocks + head),
         attention_s=TRAINING * attention,
-        memory_bound_s=TRAINING * elementwise + loss + calibration.weight_s_per_param * work.num_params,
+        memory_bound_s=TRAINING * elementwise
+        + loss
+        + calibration.weight_s_per_param * work.num_params
+        + (chunks - 1) * _chunk_seconds(calibration, work, job),
         recompute_s=share * again,
         launch_s=spec.num_layers * _launch_per_block(calibration, plan, share=share),
     )
 
 
-def product_rate(calibration: Calibration, precision: Precision, flops: float) -> float:
-    """Return FLOP/s of a product of so many FLOPs, between the sizes that were measured.
-
-    Raises:
-        ClusterError: no product was measured in the format that ``precision`` computes in.
-    """
-    points = _product_points(calibration, precision.compute_bytes)
-    if not points:
-        raise ClusterError(f"the calibration of {calibration.device} has no products for precision={precision}")
-    return between(points, flops)
+def _loss_chunks(spec: ModelSpec, job: Job, tokens: int) -> tuple[int, int]:
+    """Return into how many chunks the loss cuts the tokens of a micro batch, and the tokens of one."""
+    if job.loss is not LossImplementation.FUSED:
+        return 1, tokens
+    size = fused_chunk_tokens(tokens, hidden_size=spec.hidden_size, vocab_size=spec.vocab_size)
+    return ceil_div(tokens, size), size
 
 
-def memory_rate(calibration: Calibration, precision: Precision, num_bytes: float) -> float:
-    """Return bytes/s of elementwise operators on tensors of ``num_bytes``."""
-    points = _memory_points(calibration, precision.compute_bytes) or _memory_points(calibration, 4)
-    return between(points, num_bytes) if points else calibration.copy_bytes_per_s
-
-
-def between(points: Sequence[tuple[float, float]], size: float) -> float:
-    """Return the rate at ``size``: linear in the logarithms between two points, constant outside.
-
-    >>> between([(1.0, 10.0), (100.0, 1000.0)], 10.0)
-    100.0
-    >>> between([(1.0, 10.0), (100.0, 1000.0)], 1e6)
-    1000.0
-    """
-    index = bisect_left(points, (size, 0.0))
-    if index in (0, len(points)):
-        return points[min(index, len(points) - 1)][1]
-    (low, slow), (high, fast) = points[index - 1], points[index]
-    part = math.log(size / low) / math.log(high / low)
-    return float(round(slow * (fast / slow) ** part, 9))
-
-
-@lru_cache(maxsize=64)
-def _product_points(calibration: Calibration, width: int) -> tuple[tuple[float, float], ...]:
-    return tuple(
-        sorted((each.flops, each.flops_per_s) for each in calibration.products if each.precision.compute_bytes == width)
-    )
-
-
-@lru_cache(maxsize=64)
-def _memory_points(calibration: Calibration, width: int) -> tuple[tuple[float, float], ...]:
-    found = [each for each in calibration.elementwise if each.precision.compute_bytes == width]
-    return tuple(sorted((each.num_bytes, each.bytes_per_s) for each in found))
+def _chunk_seconds(calibration: Calibration, work: TokenWork, job: Job) -> float:
+    """Return what one more chunk of the loss costs: its operators, and the head's weight and gradient once more."""
+    passes = CHUNK_WEIGHT_PASSES * job.precision.compute_bytes * work.head_flops / 2
+    return CHUNK_OPERATORS * calibration.operator_s + passes / calibration.copy_bytes_per_s
 
 
 def _block_rate(calibration: Calibration, spec: ModelSpec, work: TokenWork, *, job: Job, tokens: int) -> float:
@@ -270,11 +210,6 @@ def _engine(calibration: Calibration, plan: Plan) -> EngineCost:
     )
 
 
-def _ring_share(ranks: int) -> float:
-    """Return what part of a tensor a rank of a ring receives."""
-    return (ranks - 1) / ranks
-
-
 def _update_seconds(num_params: float, calibration: Calibration, *, clips: bool) -> float:
     norm = num_params / calibration.norm_elements_per_s if clips and calibration.norm_elements_per_s else 0.0
     return num_params / calibration.adam_elements_per_s + norm
@@ -286,11 +221,3 @@ def _offload_seconds(share: float, calibration: Calibration, plan: Plan) -> floa
         return 0.0
     read = calibration.disk_read_bytes_per_s or calibration.disk_write_bytes_per_s
     return calibration.ranks * share * 8 * (1 / calibration.disk_write_bytes_per_s + 1 / read)
-
-
-def _bytes_per_s(calibration: Calibration, kind: CollectiveKind) -> float:
-    """Return bytes/s between the two largest sizes of a collective, so that its latency does not count; 0: unknown."""
-    points = sorted((each.num_bytes, each.seconds) for each in calibration.collectives if each.kind is kind)
-    if len(points) < 2 or points[-1][1] <= points[-2][1]:
-        return 0.0
-    return (points[-1][0] - points[-2][0]) / (points[-1][1] - points[-2][1])

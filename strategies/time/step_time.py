@@ -8,20 +8,24 @@ elementwise kernels follow each other on one stream.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from strategies.cluster import Cluster
 from strategies.job import Attention, Job, Precision
 from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
-from strategies.time.calibrated import cpu_seconds, described, gpu_rates, largest_product_rate
+from strategies.time.calibrated import cpu_seconds
 from strategies.time.calibration import Calibration, calibration_for
 from strategies.time.communication import fabric
+from strategies.time.known import rates_for, time_source, times_known
+from strategies.time.measured_rates import largest_product_rate
 from strategies.time.optimizer_step import optimizer_seconds
-from strategies.time.rates import Rates, rates_of
+from strategies.time.rates import Rates
 from strategies.time.traffic import traffic
 from strategies.time.work import TokenWork, token_work
 from strategies.units import ceil_div
+
+__all__ = ["StepTime", "step_time", "time_source", "times_known"]
 
 ATTENTION_BACKWARD = 2.5
 """Over forward: five products instead of two, as the scores are computed again inside the kernel (Dao 2023,
@@ -135,44 +139,6 @@ def step_time(
         hardware_flops_per_token=work.model_flops + recomputed,
         peak_flops_per_s=rates.peak_flops_per_s,
     )
-
-
-def times_known(cluster: Cluster) -> bool:
-    """Tell whether `step_time` rests on something for ``cluster``: a calibration, or a GPU's row and data sheet."""
-    if calibration_for(cluster) is not None:
-        return True
-    if cluster.gpu.is_cpu:
-        return False
-    return cluster.gpu.bf16_flops_per_s is not None and cluster.gpu.hbm_bytes_per_s is not None
-
-
-def time_source(cluster: Cluster) -> str:
-    """Return where step times of ``cluster`` come from, as a phrase to print beside them."""
-    if calibration := calibration_for(cluster):
-        other = cluster.gpu.is_cpu and cluster.gpus != calibration.ranks
-        rough = f"; rough for {cluster.gpus}, measure with --ranks {cluster.gpus}" if other else ""
-        return described(calibration) + rough
-    if not times_known(cluster):
-        return f"not known for {cluster.gpu.name}; run `scaling calibrate` on it"
-    return "shares of the data sheet from published runs (configs/gpu_rates.csv)"
-
-
-def rates_for(cluster: Cluster, calibration: Calibration | None) -> Rates:
-    """Return the rates of the cluster's GPU, with what was measured on it.
-
-    Raises:
-        ClusterError: they are not known and nothing was measured.
-    """
-    if calibration is None:
-        return rates_of(cluster.gpu)
-    best = largest_product_rate(calibration, Precision.BF16)
-    # A GPU without a data sheet here: MFU is then a share of the fastest product.
-    gpu = replace(
-        cluster.gpu,
-        bf16_flops_per_s=cluster.gpu.bf16_flops_per_s or best,
-        hbm_bytes_per_s=cluster.gpu.hbm_bytes_per_s or calibration.copy_bytes_per_s,
-    )
-    return gpu_rates(rates_of(gpu), calibration)
 
 
 def _on_cpu(spec: ModelSpec, calibration: Calibration, *, cluster: Cluster, job: Job, plan: Plan) -> StepTime:

@@ -11,14 +11,17 @@ from strategies.job import Job, LossImplementation, Precision
 from strategies.load_model import load_model_spec
 from strategies.plan import ActivationCheckpointing, Plan, StrategyName
 from strategies.registry import STRATEGIES
-from strategies.time import calibrated
-from strategies.time.calibrated import between, gpu_rates, num_units
+from strategies.time import measured_rates
+from strategies.time.calibrated import num_units
 from strategies.time.calibration import Calibration, calibration_path, write_calibration
+from strategies.time.known import rates_for, time_source, times_known
+from strategies.time.measured_rates import between, gpu_rates
 from strategies.time.rates import rates_of
-from strategies.time.step_time import StepTime, rates_for, step_time, time_source, times_known
+from strategies.time.step_time import StepTime, step_time
 from tests.strategies.time.calibrations import cpu_calibration, cpu_ranks
 
 SPEC = load_model_spec("llama-demo")
+STANDARD, FUSED = LossImplementation.STANDARD, LossImplementation.FUSED
 JOB = Job(seq_len=64, global_batch_size=16, precision=Precision.FP32)
 
 
@@ -51,7 +54,7 @@ def time_of(plan: Plan, *, job: Job = JOB, ranks: int = 2) -> StepTime:
     return step_time(SPEC, cluster=cpu_ranks(ranks), job=job, plan=plan)
 
 
-@pytest.mark.parametrize("loss", [LossImplementation.STANDARD, LossImplementation.FUSED])
+@pytest.mark.parametrize("loss", [STANDARD, FUSED])
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
 @pytest.mark.parametrize("checkpointing", list(ActivationCheckpointing))
 @pytest.mark.parametrize("strategy", list(StrategyName))
@@ -89,6 +92,15 @@ def test_activation_checkpointing_costs_a_forward_and_what_its_python_costs() ->
     # 4.5 ms and 2 ms more a block, six blocks, two micro batches.
     assert selective.launch_s - none.launch_s == pytest.approx(6 * 2 * 4.5e-3)
     assert full.launch_s - none.launch_s == pytest.approx(6 * 2 * 2e-3)
+
+
+def test_a_loss_in_chunks_passes_over_the_heads_weight_once_a_chunk() -> None:
+    # Vocabulary over hidden size (Liger-Kernel): 512 / 256 makes two chunks of 256 tokens. The second one costs 15
+    # operators of 4 us and four passes over 512 x 256 fp32 numbers at 20 GB/s, in each of two micro batches.
+    standard, fused = (time_of(plan_of(), job=replace(JOB, loss=loss)) for loss in (STANDARD, FUSED))
+    extra = 2 * (15 * 4e-6 + 4 * 4 * 512 * 256 / 2e10)
+    assert fused.memory_bound_s - standard.memory_bound_s == pytest.approx(extra)
+    assert fused.matrix_s > standard.matrix_s, "smaller products are slower"
 
 
 def test_checkpointing_every_second_block_costs_half() -> None:
@@ -190,4 +202,4 @@ def test_rates_between_two_sizes_are_their_geometric_means() -> None:
 
 
 def test_examples_in_the_documentation_of_functions_hold() -> None:
-    assert doctest.testmod(calibrated).failed == 0
+    assert doctest.testmod(measured_rates).failed == 0
