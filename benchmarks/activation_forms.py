@@ -28,7 +28,7 @@ from benchmarks.form_variants import FAMILIES, WITH_WINDOWS, variants
 from scaling.trace import Recompute, TracePrecision
 from strategies.architectures.variants import variant_of
 from strategies.estimate import Phase
-from strategies.job import LossImplementation
+from strategies.job import Job, LossImplementation
 from strategies.memory.forms import STAGE3_AUTOCAST
 
 FOLDER = Path(__file__).parents[1] / "strategies" / "memory" / "forms"
@@ -47,12 +47,12 @@ def main(families: list[str]) -> None:
         start = time.process_time()
         FOLDER.mkdir(exist_ok=True)
         found = dict(_variants(family))
-        (FOLDER / f"{family}.json").write_text(_text(found))
+        (FOLDER / f"{family}.json").write_text(text(found))
         size = (FOLDER / f"{family}.json").stat().st_size
         print(f"{family}: {len(found)} variants, {size // 1024} KiB, {time.process_time() - start:.0f} s", flush=True)
 
 
-def _text(found: Mapping[str, Any]) -> str:
+def text(found: Mapping[str, Any]) -> str:
     """Return JSON with one line a setting, so that changes can be read."""
     lines = [
         f"{json.dumps(variant)}: {{\n"
@@ -74,8 +74,8 @@ def _variants(family: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def _settings(family: str, settings: Mapping[str, Any], *, values: Any) -> Iterator[tuple[str, Any]]:
     for name, precision in FORMATS.items():
         by_stage3 = name == STAGE3_AUTOCAST
-        on_cuda = _Maker(family, settings, "cuda", precision, values, by_stage3=by_stage3)
-        on_cpu = _Maker(family, settings, "cpu", precision, values, like=on_cuda, by_stage3=by_stage3)
+        on_cuda = Maker(family, settings, "cuda", precision, values, by_stage3=by_stage3)
+        on_cpu = Maker(family, settings, "cpu", precision, values, like=on_cuda, by_stage3=by_stage3)
         for maker in (on_cuda, on_cpu):
             try:
                 parts = list(maker.parts())
@@ -85,8 +85,10 @@ def _settings(family: str, settings: Mapping[str, Any], *, values: Any) -> Itera
             yield from ((f"{maker.kernels}.{name}.{key}", value) for key, value in parts)
 
 
-class _Maker:
+class Maker:
     """One variant, precision and device."""
+
+    checkpointings = tuple(Recompute)
 
     def __init__(
         self,
@@ -96,12 +98,16 @@ class _Maker:
         precision: TracePrecision,
         values: Any,
         *,
-        like: _Maker | None = None,
+        like: Maker | None = None,
         by_stage3: bool = False,
+        job: Job | None = None,
     ) -> None:
-        """`like`: the same on the other device, whose heads for other losses are taken: products and softmax alone."""
+        """`like`: the same on the other device, whose heads for other losses are taken: products and softmax alone.
+
+        `job`: what is trained, where that is not everything.
+        """
         self.family, self.settings, self.kernels, self.precision = family, settings, kernels, precision
-        self.values, self.like, self.by_stage3 = values, like, by_stage3
+        self.values, self.like, self.by_stage3, self.job = values, like, by_stage3, job
         self.heads: dict[str, Any] = {}
 
     def parts(self) -> Iterator[tuple[str, Any]]:
@@ -113,7 +119,7 @@ class _Maker:
             others = {loss: self._traced(reference_attention, loss=loss) for loss in _OTHER_LOSSES}
         cut = self.cut = self._cut(reference, others)
         for attention in self._attentions(reference_attention):
-            for checkpointing in Recompute:
+            for checkpointing in self.checkpointings:
                 is_reference = attention == reference_attention and checkpointing is Recompute.NONE
                 traces = reference if is_reference else self._traced(attention, checkpointing=checkpointing)
                 for stack, moments in self._stacks(attention, checkpointing, traces):
@@ -190,6 +196,7 @@ class _Maker:
             loss=loss,
             stack=stack if self.family in STACK_KEYS else None,
             by_stage3=self.by_stage3,
+            job=self.job,
         )
         return traced(setting)
 

@@ -13,7 +13,7 @@ Form = Mapping[str, Fraction]
 """Bytes as a sum of coefficient x feature."""
 
 _TOKENS = ("B*S", "S", "B", "")
-_WIDTHS = ("", "h", "f", "q", "k", "n", "c", "V", "r", "d", "n*r", "c*r", "E", "e", "e*h", "x", "e*x", "s")
+_WIDTHS = ("", "h", "f", "q", "k", "n", "c", "V", "r", "d", "n*r", "c*r", "E", "e", "e*h", "x", "e*x", "s", "R")
 _QUADRATIC = ("S*S", "B*S*S", "B*n*S*S", "n*S*S", "B*S*n*X", "B*n*X", "B*n*Y", "B*n*Z", "B*n*Z*D", "B*n*S*Z")
 _WEIGHTS = (
     "h*h",
@@ -36,6 +36,7 @@ _WEIGHTS = (
     "A",
     "A*S",
     "P*n",
+    *("R*h", "R*q", "R*k", "R*f"),
 )
 FEATURES = tuple(
     feature

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,12 @@ _LENGTHS = (128, 512, 1024, 2048, 4096, 8192, 32768, 131072)
 _BATCHES = (1, 4, 64)
 
 
-def feature_values(family: str, *, seed: int = 0) -> Any:
-    """Return (feature, sample): the features at the family's presets and at random sizes, for many batches."""
-    samples = list(_samples(family, random.Random(seed)))
+def feature_values(family: str, *, seed: int = 0, ranks: Sequence[int] = (0,)) -> Any:
+    """Return (feature, sample): the features at the family's presets and at random sizes, for many batches.
+
+    ``ranks``: of adapters, in turn.
+    """
+    samples = [{**sizes, "R": rank} for sizes, rank in zip(_samples(family, random.Random(seed)), cycle(ranks))]
     return np.array([[_product(name, sizes) for sizes in samples] for name in FEATURES], dtype=float)
 
 

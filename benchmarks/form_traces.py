@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
 from benchmarks.form_families import TASKS, Shape, depth_keys, random_shape
 from benchmarks.form_fit import FEATURES, Fitter, UnexplainedBytesError
 from benchmarks.form_losses import loss_function
 from benchmarks.form_variants import windowed
+from scaling.adapters import choose_trained
 from scaling.ownership import Cause
 from scaling.storage_log import EventKind
 from scaling.trace import (
@@ -31,11 +34,13 @@ from scaling.trace.log import CAUSES, op_names
 from scaling.trace.patching import patched
 from scaling.trace.step import trace_step
 from strategies.estimate import Phase
-from strategies.job import LossImplementation
+from strategies.job import Job, LossImplementation
 from strategies.model_spec import TaskKind
 
 DEPTH = 3
 NUM_SHAPES = 3
+RANKS = (23, 29, 37)
+"""Of adapters, by shape."""
 BATCHES = (5, 2, 3)
 """Odd first: that shape tells events apart by their bytes, and twice the bytes of one format are those of another."""
 PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.EVALUATION)
@@ -72,6 +77,8 @@ class Setting:
     """Whether linear layers are those that DeepSpeed puts in place of torch's under stage 3."""
     batch: int | None = None
     """Samples, where forms hold for that number alone."""
+    job: Job | None = None
+    """What is trained, where that is not everything."""
 
 
 class Key(NamedTuple):
@@ -107,10 +114,12 @@ def traced(setting: Setting) -> dict[Phase, Events]:
         random_shape(setting.family, setting.values, seed=seed, batch=setting.batch or BATCHES[seed])
         for seed in range(NUM_SHAPES)
     ]
-    logs = [trace_shape(setting, shape, num_layers=DEPTH) for shape in shapes]
+    settings = [_with_rank(setting, rank) for rank in RANKS]
+    logs = [trace_shape(each, shape, num_layers=DEPTH) for each, shape in zip(settings, shapes, strict=True)]
     more = {"num_layers": DEPTH, "deeper": setting.stack} if setting.stack else {"num_layers": DEPTH + 1}
-    deeper = trace_shape(setting, shapes[0], **more)
-    fitter = Fitter([{**shape.sizes, "B": shape.batch, "S": shape.seq} for shape in shapes])
+    deeper = trace_shape(settings[0], shapes[0], **more)
+    ranks = RANKS if setting.job and setting.job.lora else (0,) * NUM_SHAPES
+    fitter = Fitter([{**sizes(shape), "R": rank} for shape, rank in zip(shapes, ranks, strict=True)])
     levels = _levels(logs, fitter)
     keys, deeper_keys = _keys(logs[0]), _keys(deeper)
     found: dict[Phase, Events] = {}
@@ -122,6 +131,14 @@ def traced(setting: Setting) -> dict[Phase, Events]:
                 keys=keys[first:end], levels=levels[first:end], deeper=deeper_keys[start:stop]
             )
     return found
+
+
+def _with_rank(setting: Setting, rank: int) -> Setting:
+    """Return the setting with adapters, if it has any, of another rank."""
+    job = setting.job
+    if job is None or job.lora is None:
+        return setting
+    return replace(setting, job=replace(job, lora=replace(job.lora, rank=rank)))
 
 
 def trace_shape(
@@ -149,7 +166,15 @@ def trace_shape(
     with warnings.catch_warnings(), _linear_layers(by_stage3=setting.by_stage3):
         warnings.simplefilter("ignore")
         model = model_factory(config, task=task, attention=setting.attention)
+        if setting.job:
+            model = partial(_in_part, model, setting.job)
         return trace_step(model, batch, options, loss=loss_function(setting.loss, task), engine=WITHOUT_STEP)
+
+
+def _in_part(make: Callable[[], nn.Module], job: Job) -> nn.Module:
+    model = make()
+    choose_trained(model, job)
+    return model
 
 
 @contextmanager
