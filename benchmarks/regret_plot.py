@@ -16,7 +16,7 @@ def plot(models: list[tuple[str, list[tuple[float, float]]]], budgets: list[tupl
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 5.5), layout="constrained")
-    for (name, points), colour, marker in zip(models, COLOURS, MARKERS, strict=True):
+    for (name, points), colour, marker in zip(models, COLOURS, MARKERS, strict=False):
         predicted, measured = zip(*points, strict=True)
         left.scatter(predicted, measured, s=22, alpha=0.75, color=colour, marker=marker, label=name)
     both = [value for _, points in models for point in points for value in point]

@@ -15,6 +15,7 @@ CPU_SHAPES = ((32, 128, 128), (64, 256, 256), (256, 512, 512), (1024, 1024, 1024
 """Rows, inner width, columns; the largest takes 2e9 FLOPs: a twentieth of a second on one core."""
 GPU_SHAPES = ((512, 1024, 1024), (2048, 4096, 4096), (8192, 8192, 8192))
 FORMATS = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
+MEASURED_FLOPS = {"cpu": 2e8, "cuda": 2e12}
 COPY_BYTES = {"cpu": 64 * MIB, "cuda": 512 * MIB}
 """More than caches hold."""
 TRANSFER_BYTES = 256 * MIB
@@ -33,7 +34,7 @@ def _product_rate(watch: Stopwatch, precision: Precision, shape: tuple[int, int,
     right = torch.rand(inner, columns, device=watch.device).to(FORMATS[precision])
     flops = 2.0 * rows * inner * columns
     # Small products are repeated inside one measurement, so that reading the clock does not count.
-    inside = max(1, round(2e8 / flops)) if watch.device.type == "cpu" else 20
+    inside = max(1, round(MEASURED_FLOPS[watch.device.type] / flops))
 
     def multiply() -> None:
         for _ in range(inside):

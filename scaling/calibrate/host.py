@@ -14,8 +14,8 @@ from scaling.engines.gradient_norm import clip_factor, global_norm
 from scaling.engines.optimizer import OptimizerSettings, make_adamw
 from strategies.units import MIB
 
-ADAM_ELEMENTS = {"cpu": 2**22, "cuda": 2**28}
-"""States that no cache holds."""
+ADAM_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
+"""States that no cache holds, and every GPU: one GiB there."""
 DISK_BYTES = 64 * MIB
 
 

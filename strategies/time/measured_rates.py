@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from strategies.cluster import CPU_NAME
 from strategies.errors import ClusterError
 from strategies.job import Precision
 from strategies.time.calibration import Calibration, CollectiveKind
-from strategies.time.rates import HOST_BYTES_PER_S, Rates
+from strategies.time.rates import HOST_BYTES_PER_S, OF_MEASURED_PRODUCTS, Rates
 
 ADAM_BYTES = 30.0
 """Moved per fp32 parameter by AdamW with a 16-bit copy: what `Rates.host_bytes_per_s` counts in."""
@@ -19,12 +20,13 @@ ADAM_BYTES = 30.0
 
 def gpu_rates(known: Rates, calibration: Calibration) -> Rates:
     """Return ``known`` with what was measured on this machine's GPU in its place."""
-    full = largest_product_rate(calibration, Precision.BF16) or known.matrix_flops_per_s
+    full = OF_MEASURED_PRODUCTS * largest_product_rate(calibration, Precision.BF16) or known.matrix_flops_per_s
+    fp32 = OF_MEASURED_PRODUCTS * largest_product_rate(calibration, Precision.FP32) or known.fp32_matrix_flops_per_s
     link = _bytes_per_s(calibration, CollectiveKind.ALL_GATHER) * ring_share(calibration.ranks)
     return replace(
         known,
         matrix_flops_per_s=full,
-        fp32_matrix_flops_per_s=largest_product_rate(calibration, Precision.FP32) or known.fp32_matrix_flops_per_s,
+        fp32_matrix_flops_per_s=fp32,
         attention_flops_per_s=known.attention_flops_per_s * full / known.matrix_flops_per_s,
         memory_bytes_per_s=calibration.copy_bytes_per_s,
         link_bytes_per_s=link or known.link_bytes_per_s,
@@ -38,10 +40,9 @@ def gpu_rates(known: Rates, calibration: Calibration) -> Rates:
 
 def described(calibration: Calibration) -> str:
     """Return where the times come from, as a phrase to print."""
-    return (
-        f"measured on this machine ({calibration.machine or calibration.device}) on {calibration.measured_at[:10]} "
-        f"with {calibration.ranks} ranks by scaling calibrate"
-    )
+    where = calibration.machine if calibration.device == CPU_NAME else calibration.device
+    when = f"on {calibration.measured_at[:10]} with {calibration.ranks} ranks"
+    return f"measured on this machine ({where}) {when} by scaling calibrate"
 
 
 def largest_product_rate(calibration: Calibration, precision: Precision) -> float:

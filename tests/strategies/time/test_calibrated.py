@@ -174,8 +174,9 @@ def test_times_on_a_gpu_come_from_its_data_sheet() -> None:
 def test_a_gpus_measured_rates_replace_the_shares_of_its_data_sheet(calibration: Calibration) -> None:
     known = rates_of(gpu_preset("A100-80GB-SXM"))
     measured = gpu_rates(known, replace(calibration, device="A100", pcie_bytes_per_s=2e10))
-    assert measured.matrix_flops_per_s == 16e10
-    assert measured.fp32_matrix_flops_per_s == 8e10
+    # Training reaches about nine tenths of a benchmark of products.
+    assert measured.matrix_flops_per_s == pytest.approx(0.9 * 16e10)
+    assert measured.fp32_matrix_flops_per_s == pytest.approx(0.9 * 8e10)
     assert measured.memory_bytes_per_s == 2e10
     assert measured.pcie_bytes_per_s == 2e10
     assert measured.peak_flops_per_s == known.peak_flops_per_s
