@@ -67,6 +67,10 @@ class CauseBytes:
     def __add__(self, more: CauseBytes) -> CauseBytes:
         return CauseBytes(**{name: a + b for name, a, b in zip(CAUSE_NAMES, _values(self), _values(more), strict=True)})
 
+    def by_cause(self) -> dict[str, int]:
+        """Return the bytes of every cause, also of those that hold none."""
+        return dict(zip(CAUSE_NAMES, _values(self), strict=True))
+
     def items(self) -> list[tuple[str, int]]:
         """Return (cause, bytes) for every cause that holds any, in declaration order."""
         return [(name, value) for name, value in zip(CAUSE_NAMES, _values(self), strict=True) if value]

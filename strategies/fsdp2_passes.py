@@ -52,16 +52,17 @@ class Passes:
         if self._is_alone:
             return self._forward_alone()
         gathers, in_blocks, held, previous = [], [NOTHING], 0, 0
-        for group in (self._root, *self._blocks):
+        for index, group in enumerate((self._root, *self._blocks), start=-1):
             gather = self._gather(group)
-            # The buffer of the group before is referred to until this one's weights are copied out.
-            moments = (
-                _moment(held, previous + gather + self._flat(group)),
-                _moment(held + gather, previous + gather),
-            )
-            gathers.append(max(moments, key=total_bytes))
-            if group is not self._root:
-                in_blocks.append(_moment(held + gather, gather))
+            if not self._is_among_alike(index):
+                # The buffer of the group before is referred to until this one's weights are copied out.
+                moments = (
+                    _moment(held, previous + gather + self._flat(group)),
+                    _moment(held + gather, previous + gather),
+                )
+                gathers.append(max(moments, key=total_bytes))
+                if group is not self._root:
+                    in_blocks.append(_moment(held + gather, gather))
             previous = gather
             if group is self._root or not self._reshard:
                 held += gather

@@ -13,8 +13,6 @@ from strategies.decision import Decision
 from strategies.errors import NoPlanFitsError, PlanError
 from strategies.estimate import Level
 from strategies.explain import suggestion_line
-from strategies.planner.changes import what_if
-from strategies.planner.reverse import best_global_batch_size, largest_model, longest_seq_len, smallest_cluster
 from strategies.planner.sweep import Question
 from strategies.select import decide
 
@@ -67,14 +65,16 @@ def chosen_turn(flags: Mapping[str, Any]) -> Turn | None:
 
 
 def turned(turn: Turn | None, question: Question) -> Answer:
-    """Return the question with the part that was asked for.
+    """Return the question with the part that was asked for; as it is where none was.
 
     Raises:
         NoPlanFitsError: there is none with which a plan fits.
     """
+    if turn is None:
+        return Answer(question=question)
+    from strategies.planner.reverse import best_global_batch_size, largest_model, longest_seq_len, smallest_cluster
+
     match turn:
-        case None:
-            return Answer(question=question)
         case Turn.SEQ_LEN:
             seq_len = longest_seq_len(question)
             return Answer(
@@ -122,10 +122,18 @@ def plan_or_suggest(question: Question, *, model: str, level: Level, wants_sugge
         )
     except NoPlanFitsError as error:
         raise NoPlanFitsError("\n".join((str(error), *_what_fits(question)))) from error
-    return replace(decision, suggestions=what_if(question)) if wants_suggestions else decision
+    return _with_suggestions(decision, question) if wants_suggestions else decision
+
+
+def _with_suggestions(decision: Decision, question: Question) -> Decision:
+    from strategies.planner.changes import what_if
+
+    return replace(decision, suggestions=what_if(question))
 
 
 def _what_fits(question: Question) -> list[str]:
+    from strategies.planner.changes import what_if
+
     suggestions = what_if(question)
     if not suggestions:
         return ["No single change, and no two together, would fit."]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import lru_cache
 from math import log
 from typing import NamedTuple
@@ -207,7 +206,7 @@ class _OfLayout:
 
     def _on(self, state: CauseBytes, levels: Iterable[tuple[Bytes, Bytes]]) -> Iterator[_Moment]:
         states = self.resident + state
-        total, causes = states.total_bytes, asdict(states)
+        total, causes = states.total_bytes, states.by_cause()
         for beside, per_sample in levels:
             yield _Moment(
                 total + beside.total + beside.gradients,
