@@ -64,7 +64,7 @@ def plan(
     from rich.console import Console
 
     from scaling.cli.pictures import write_pictures
-    from scaling.cli.planning import Turn, chosen_turn, plan_or_suggest, turned
+    from scaling.cli.planning import Turn, chosen_turn, plan_or_suggest, training_notes, turned
     from scaling.plan_report import print_decision
     from scaling.report import print_launch
     from strategies.emit.files import write_plan
@@ -103,6 +103,8 @@ def plan(
     if answer.headline:
         console.print(f"[bold]{answer.headline}[/bold]", highlight=False, soft_wrap=True)
     print_decision(decision, console)
+    for note in training_notes(decision, answer.question, for_training=out is not None):
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
     for path in pictures:
         console.print(f"Wrote {path}", highlight=False, markup=False, soft_wrap=True)
     if out:

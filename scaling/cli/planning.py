@@ -12,8 +12,9 @@ from scaling.levels import estimator
 from strategies.decision import Decision
 from strategies.errors import NoPlanFitsError, PlanError
 from strategies.estimate import Level
-from strategies.explain import suggestion_line
+from strategies.explain import describe_kind, suggestion_line
 from strategies.planner.sweep import Question
+from strategies.search import variants
 from strategies.select import decide
 
 
@@ -138,3 +139,22 @@ def _what_fits(question: Question) -> list[str]:
     if not suggestions:
         return ["No single change, and no two together, would fit."]
     return ["What would fit:", *(f"  {suggestion_line(suggestion)}" for suggestion in suggestions)]
+
+
+def training_notes(decision: Decision, question: Question, *, for_training: bool) -> list[str]:
+    """Return what our trainer has to do with the answer: kinds of plan that were left out, or why it is not run."""
+    from scaling.cli.options import why_not_trainable
+
+    why_not = why_not_trainable(
+        Estimated(model=decision.model, spec=question.spec, cluster=question.cluster, job=question.job)
+    )
+    if not for_training:
+        reason = why_not(decision.job, decision.plan)
+        return [f"Note: our trainer does not run this plan: {reason}"] if reason else []
+    cluster, runs = question.cluster, dict[str, bool]()
+    for variant in variants(question.spec, cluster=cluster, job=question.job, fixed=question.fixed):
+        plan = variant.plan(1, gpus=cluster.gpus)
+        kind = describe_kind(plan)
+        runs[kind] = runs.get(kind, False) or why_not(variant.job, plan) is None
+    left_out = [kind for kind, does_run in runs.items() if not does_run]
+    return [f"Not looked at, since our trainer does not run it: {'; '.join(left_out)}"] if left_out else []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 
 from strategies.errors import PlanError, SpecError
 from strategies.job import LossImplementation, Precision
@@ -35,21 +34,19 @@ def warnings_about(chosen: Fit, question: Question) -> Iterator[str]:
 
 
 def _higher_stages(chosen: Fit, question: Question) -> Iterator[str]:
-    """Yield where the plan's ZeRO stage needs more than the one below it would, or the one above more than it."""
+    """Yield that the plan's ZeRO stage needs more than the one below it would, all else equal."""
     plan = chosen.plan
-    if plan.strategy not in STAGES or plan.offload_param is not OffloadDevice.NONE:
+    if plan.strategy not in STAGES[1:] or plan.offload_param is not OffloadDevice.NONE:
         return
-    for lower, higher in pairwise(STAGES):
-        if plan.strategy not in (lower, higher):
-            continue
-        if plan.strategy is higher and _floor(lower, chosen, question) >= chosen.estimate.peak_allocated_bytes:
-            continue  # the stage below needs more in any case
-        less, more = (_device_bytes(stage, chosen, question) for stage in (lower, higher))
-        if less is not None and more is not None and more > less:
-            yield (
-                f"{higher} needs more than {lower} here, {format_bytes(more)} against {format_bytes(less)} with all "
-                f"else equal: its buffers outweigh what it shares"
-            )
+    below = STAGES[STAGES.index(plan.strategy) - 1]
+    if _floor(below, chosen, question) >= chosen.estimate.peak_allocated_bytes:
+        return  # nothing has to be laid out to see that it does not
+    more, less = chosen.estimate.device_bytes, _device_bytes(below, chosen, question)
+    if less is not None and more > less:
+        yield (
+            f"{plan.strategy} needs more than {below} here, {format_bytes(more)} against {format_bytes(less)} with all "
+            f"else equal: its buffers outweigh what it shares"
+        )
 
 
 def _floor(stage: StrategyName, chosen: Fit, question: Question) -> int:
