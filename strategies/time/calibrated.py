@@ -18,7 +18,7 @@ from strategies.cluster import Cluster
 from strategies.errors import ClusterError
 from strategies.job import Job, LossImplementation
 from strategies.memory.logits import fused_chunk_tokens
-from strategies.model_spec import ModelSpec
+from strategies.model_spec import GroupRole, ModelSpec
 from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
 from strategies.time.calibration import Calibration, EngineCost
 from strategies.time.measured_rates import memory_rate, product_rate, ring_share
@@ -57,7 +57,7 @@ def cpu_seconds(spec: ModelSpec, calibration: Calibration, *, cluster: Cluster, 
     """
     engine = _engine(calibration, plan)
     micro = micro_batch(spec, calibration, job=job, plan=plan)
-    steps, params = plan.gradient_accumulation_steps, spec.num_params
+    steps, params = plan.gradient_accumulation_steps, spec.num_trained_params
     ring = ring_share(cluster.gpus) / (ring_share(calibration.ranks) or 1.0)
     share = params / (1 if plan.strategy is StrategyName.DDP else cluster.gpus)
     update = _update_seconds(share, calibration, clips=bool(job.gradient_clipping))
@@ -69,10 +69,16 @@ def cpu_seconds(spec: ModelSpec, calibration: Calibration, *, cluster: Cluster, 
         attention_s=steps * micro.attention_s,
         memory_bound_s=steps * micro.memory_bound_s,
         recompute_s=steps * micro.recompute_s,
-        communication_s=ring * (steps * engine.micro_batch_s_per_param * params + at_step),
+        communication_s=ring * (steps * engine.micro_batch_s_per_param * _moved_params(spec, plan) + at_step),
         optimizer_s=update + _offload_seconds(share, calibration, plan) + engine.step_s_per_tensor * num_tensors(spec),
         launch_s=steps * (micro.launch_s + engine.micro_batch_s_per_unit * num_units(spec, plan.strategy)),
     )
+
+
+def _moved_params(spec: ModelSpec, plan: Plan) -> float:
+    """Return the parameters that a micro batch moves: gradients of trained ones, and two gathers of all of them."""
+    is_gathered = plan.strategy in (StrategyName.ZERO3, StrategyName.FSDP2)
+    return (2 * spec.num_params + spec.num_trained_params) / 3 if is_gathered else spec.num_trained_params
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +124,11 @@ def micro_batch(spec: ModelSpec, calibration: Calibration, *, job: Job, plan: Pl
         ActivationCheckpointing.FULL: blocks + attention + elementwise,
     }[plan.activation_checkpointing]
     return MicroBatch(
-        matrix_s=TRAINING * (blocks + head),
+        matrix_s=(TRAINING - 1 + work.trained_share) * (blocks + head),
         attention_s=TRAINING * attention,
         memory_bound_s=TRAINING * elementwise
         + loss
-        + calibration.weight_s_per_param * work.num_params
+        + calibration.weight_s_per_param * work.trained_params
         + (chunks - 1) * _chunk_seconds(calibration, work, job),
         recompute_s=share * again,
         launch_s=spec.num_layers * _launch_per_block(calibration, plan, share=share),
@@ -157,26 +163,27 @@ def _attention_rate(calibration: Calibration, spec: ModelSpec, work: TokenWork, 
 
 @lru_cache(maxsize=256)
 def _products_per_block(spec: ModelSpec) -> float:
-    """Return how many matrices a block multiplies with: of experts, those of one token."""
+    """Return how many matrices a block multiplies with, without adapters, whose products are small."""
+    blocks = [group for group in spec.groups if group.role is GroupRole.BLOCK]
     matrices = sum(
-        group.num_copies * sum(len(tensor.shape) > 1 for tensor in group.tensors)
-        for group in spec.groups
-        if group.num_copies > 1 or len(spec.groups) < 3
+        group.num_copies * sum(len(tensor.shape) > 1 and "lora_" not in tensor.name for tensor in group.tensors)
+        for group in blocks
     )
     return max(1.0, matrices / spec.num_layers)
 
 
 @lru_cache(maxsize=256)
 def num_tensors(spec: ModelSpec) -> int:
-    """Return the parameter tensors of the model."""
-    return sum(group.num_copies * len(group.tensors) for group in spec.groups)
+    """Return the parameter tensors that are trained."""
+    return sum(group.num_copies * sum(tensor.is_trained for tensor in group.tensors) for group in spec.groups)
 
 
 @lru_cache(maxsize=1024)
 def num_units(spec: ModelSpec, strategy: StrategyName) -> int:
     """Return how many places of the model an engine hooks into in every micro batch.
 
-    FSDP2: the blocks and the rest. Stage 3: every module that has parameters of its own. The others: every parameter.
+    FSDP2: the blocks and the rest. Stage 3: every module that has parameters of its own. The others: every parameter that is
+    trained.
     """
     if strategy is StrategyName.FSDP2:
         return spec.num_layers + 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from strategies.adapt import as_trained
 from strategies.cluster import Cluster
 from strategies.job import Attention, Job, Precision
 from strategies.model_spec import ModelSpec
@@ -116,6 +117,7 @@ def step_time(
     Raises:
         ClusterError: the rates of the GPU, or of the strategy's engine on CPU ranks, are not known.
     """
+    spec = as_trained(spec, job)
     calibration = calibration_for(cluster) if rates is None else None
     if calibration and cluster.gpu.is_cpu:
         return _on_cpu(spec, calibration, cluster=cluster, job=job, plan=plan)
@@ -132,7 +134,7 @@ def step_time(
         memory_bound_s=steps * micro.memory_bound_s,
         recompute_s=steps * micro.recompute_s,
         communication_s=communication,
-        optimizer_s=optimizer_seconds(work.num_params, cluster=cluster, job=job, plan=plan, rates=rates),
+        optimizer_s=optimizer_seconds(work.trained_params, cluster=cluster, job=job, plan=plan, rates=rates),
         launch_s=steps * launch,
         tokens_per_gpu=steps * plan.micro_batch_size * job.seq_len,
         model_flops_per_token=work.model_flops,
@@ -195,9 +197,10 @@ def _micro_batch(
     forward = blocks + head + attention + elementwise + loss / 3
     kernels = COMPILED_KERNELS_PER_BLOCK if compiled else KERNELS_PER_BLOCK
     launch = spec.num_layers * kernels * rates.launch_s
-    backward = 2 * (blocks + head + elementwise + loss / 3) + ATTENTION_BACKWARD * attention + weights + again
+    products = (1 + work.trained_share) * (blocks + head)  # of frozen weights only the gradient of the input
+    backward = products + 2 * (elementwise + loss / 3) + ATTENTION_BACKWARD * attention + weights + again
     return _MicroBatch(
-        matrix_s=3 * (blocks + head),
+        matrix_s=blocks + head + products,
         attention_s=(1 + ATTENTION_BACKWARD) * attention,
         memory_bound_s=3 * elementwise + loss + weights,
         recompute_s=again,
@@ -223,7 +226,8 @@ def _attention_rate(job: Job, *, matrix_rate: float, rates: Rates) -> float:
 
 def _weight_bytes_touched(work: TokenWork, plan: Plan) -> float:
     is_gathered = plan.strategy in (StrategyName.ZERO3, StrategyName.FSDP2)
-    return work.num_params * (SHARDED_PASSES_BYTES if is_gathered else WEIGHT_PASSES_BYTES)
+    touched = (1 + 2 * work.trained_share) / 3  # a third is what products read
+    return work.num_params * touched * (SHARDED_PASSES_BYTES if is_gathered else WEIGHT_PASSES_BYTES)
 
 
 def _recompute_seconds(
@@ -248,7 +252,7 @@ def _communication(
     gathered_bytes = work.num_params * job.precision.compute_bytes
     messages = _messages(spec, work, plan)
     gather = links.seconds(gathered_bytes, messages=messages) + _fetch_seconds(work, cluster, job, plan, rates)
-    reduction = links.seconds(work.num_params * job.precision.weight_bytes, messages=messages)
+    reduction = links.seconds(work.trained_params * job.precision.weight_bytes, messages=messages)
     forward = moved.forward_gathers * links.exposed(gather, beside_s=micro.forward_s)
     gathers = gather if moved.backward_gathers else 0.0
     reduced = reduction * (2 if moved.gradient_gathers else 1)
@@ -257,7 +261,9 @@ def _communication(
         backward = rounds * links.exposed(gathers + reduced, beside_s=micro.backward_s)
     else:
         backward = rounds * (reduced + links.exposed(gathers, beside_s=micro.backward_s))
-    return forward + backward + moved.step_gathers * links.seconds(gathered_bytes, messages=messages)
+    return (
+        forward + backward + moved.step_gathers * links.seconds(work.trained_share * gathered_bytes, messages=messages)
+    )
 
 
 def _reduces_beside_backward(plan: Plan) -> bool:

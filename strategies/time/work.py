@@ -34,7 +34,13 @@ class TokenWork:
     second_products_flops: float
     """Of every second linear layer of the blocks: what selective activation checkpointing computes again."""
     num_params: int
+    trained_params: int
     active_params: float
+
+    @property
+    def trained_share(self) -> float:
+        """Part of the weights whose gradients are made: 1, or little with adapters."""
+        return self.trained_params / self.num_params
 
 
 def token_work(spec: ModelSpec, job: Job, *, compiled: bool) -> TokenWork:
@@ -59,6 +65,7 @@ def _token_work(spec: ModelSpec, job: Job, compiled: bool) -> TokenWork:
         recomputed_flops=hardware_flops(spec, seq_len=job.seq_len, activation_checkpointing=full) - useful,
         second_products_flops=_second_products_flops(spec),
         num_params=spec.num_params,
+        trained_params=spec.num_trained_params,
         active_params=active_params(spec),
     )
 

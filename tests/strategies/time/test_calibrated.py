@@ -18,6 +18,7 @@ from strategies.time.known import rates_for, time_source, times_known
 from strategies.time.measured_rates import between, gpu_rates
 from strategies.time.rates import rates_of
 from strategies.time.step_time import StepTime, step_time
+from strategies.trained import Lora
 from tests.strategies.time.calibrations import cpu_calibration, cpu_ranks
 
 SPEC = load_model_spec("llama-demo")
@@ -128,6 +129,15 @@ def test_stage_3_hooks_into_modules_and_the_stages_below_into_parameters() -> No
 def test_fsdp2_that_keeps_its_weights_has_costs_of_its_own() -> None:
     gives_back, keeps = (time_of(plan_of(StrategyName.FSDP2, reshards=reshards)) for reshards in (True, False))
     assert gives_back.communication_s - keeps.communication_s == pytest.approx(2 * 2e-9 * SPEC.num_params)
+
+
+@pytest.mark.parametrize("strategy", list(StrategyName))
+def test_adapters_need_no_gradients_of_the_frozen_weights(strategy: StrategyName) -> None:
+    full, lora = (time_of(plan_of(strategy), job=job) for job in (JOB, replace(JOB, lora=Lora(rank=8))))
+    # Two products in place of three for a frozen weight; the adapters' own are small.
+    assert 0.66 < lora.matrix_s / full.matrix_s < 0.8
+    assert lora.optimizer_s < full.optimizer_s
+    assert lora.communication_s < full.communication_s
 
 
 def test_one_rank_does_not_communicate() -> None:
