@@ -182,8 +182,8 @@ def num_tensors(spec: ModelSpec) -> int:
 def num_units(spec: ModelSpec, strategy: StrategyName) -> int:
     """Return how many places of the model an engine hooks into in every micro batch.
 
-    FSDP2: the blocks and the rest. Stage 3: every module that has parameters of its own. The others: every parameter that is
-    trained.
+    FSDP2: the blocks and the rest. Stage 3: every module that has parameters of its own. The others: every parameter
+    that is trained.
     """
     if strategy is StrategyName.FSDP2:
         return spec.num_layers + 1
