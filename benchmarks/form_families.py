@@ -33,6 +33,7 @@ _EXPLICIT_HEAD_DIM = (
     "gemma",
     "gemma2",
     "gemma3_text",
+    "t5",
 )
 _WITHOUT_GROUPS = ("gpt2", "gptj", "gpt_neox", "opt", "bloom", "mpt", "bert", "roberta", "t5", "vit")
 _FOUR_TIMES = ("bloom", "mpt")

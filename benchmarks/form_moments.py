@@ -164,14 +164,15 @@ def head_moments(
 
 
 def first_logits(events: Events) -> int:
-    """Return the index at which the head's product is made."""
-    return _logits(events)[0]
+    """Return the index at which the head's product is made; a cast of the head's weight may have its width too."""
+    return next(index for index in _logits(events) if not events.keys[index].op.startswith("aten._to_copy"))
 
 
 def _end_of_model(events: Events) -> int:
     """Return the index at which the loss begins: with the first logits of another size than the head's."""
-    made = _logits(events)
-    return next(index for index in made if events.keys[index].num_bytes != events.keys[made[0]].num_bytes)
+    product = first_logits(events)
+    size = events.keys[product].num_bytes
+    return next(index for index in _logits(events) if index > product and events.keys[index].num_bytes != size)
 
 
 def _logits(events: Events) -> list[int]:

@@ -20,7 +20,8 @@ LLAMA, TIED_GPT2 = "benchmarks/models/llama-gqa.json", "benchmarks/models/gpt2-t
 CPU = Gpu(name=CPU_NAME, memory_bytes=80 * GIB)
 CUDA = Gpu(name="test-gpu", memory_bytes=80 * GIB)
 PASSES = (Phase.FORWARD, Phase.BACKWARD, Phase.EVALUATION)
-TOLERANCE = 0.001
+TOLERANCE = 0.005
+"""Stage 3: which weights are gathered at a moment, followed module by module; all others are within 0.01 %."""
 FIRST_OF_EQUAL_MATRICES = 0.015
 """Stages 1 and 2 with recomputation: a bucket reduced at a later matrix is put beside the moment of the first of its
 size (docs/memory.md); 1.35 % above in this model."""
