@@ -68,4 +68,6 @@ def _weights(spec: ModelSpec, variant: Variant, gpus: int) -> tuple[int, int]:
         return 0 if is_away else precision.weight_bytes * params // gpus, 0
     formats = formats_of(precision)
     gathered = 0 if variant.reshard_after_forward else formats.compute * params
-    return 0 if is_away else formats.shard * params // gpus, gathered
+    trained = spec.num_trained_params
+    resting = formats.shard * trained + formats.frozen * (params - trained)
+    return 0 if is_away else resting // gpus, gathered

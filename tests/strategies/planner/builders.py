@@ -12,6 +12,7 @@ from strategies.load_model import load_model_spec
 from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
 from strategies.planner.sweep import Question
 from strategies.search import FixedParts
+from strategies.trained import Lora
 from strategies.units import GIB
 
 MODELS = ("llama-3.2-1b", "gpt2-xl", "qwen2.5-0.5b", "gemma-2b", "pythia-1.4b")
@@ -20,6 +21,9 @@ MODELS = ("llama-3.2-1b", "gpt2-xl", "qwen2.5-0.5b", "gemma-2b", "pythia-1.4b")
 @st.composite
 def questions(draw: st.DrawFn) -> Question:
     """Draw a model, a cluster, a job and some fixed parts that go together."""
+    model = draw(st.sampled_from(MODELS))
+    precision = draw(st.sampled_from([Precision.BF16, Precision.FP32, Precision.BF16_AUTOCAST]))
+    has_lora = model.startswith("llama") and precision is Precision.BF16  # others have no closed form
     gpus = draw(st.sampled_from([1, 2, 4, 16]))
     gpu = replace(gpu_preset("A100-80GB-SXM"), memory_bytes=round(draw(st.floats(min_value=4, max_value=80)) * GIB))
     host = draw(st.sampled_from([None, 32 * GIB, 2000 * GIB]))
@@ -31,13 +35,14 @@ def questions(draw: st.DrawFn) -> Question:
         searches_loss=draw(st.booleans()),
     )
     return Question(
-        spec=load_model_spec(draw(st.sampled_from(MODELS))),
+        spec=load_model_spec(model),
         cluster=Cluster(gpu=gpu, gpus=gpus, gpus_per_node=min(gpus, 8), host_memory_bytes=host),
         job=Job(
             seq_len=draw(st.sampled_from([128, 512, 1024])),
             global_batch_size=gpus * draw(st.sampled_from([4, 8, 12])),
-            precision=draw(st.sampled_from([Precision.BF16, Precision.FP32, Precision.BF16_AUTOCAST])),
+            precision=precision,
             loss=LossImplementation.STANDARD,
+            lora=draw(st.sampled_from([None, Lora(rank=8)])) if has_lora else None,
         ),
         fixed=fixed,
         safety=draw(st.sampled_from([0.0, 0.5, 0.9])),
