@@ -125,8 +125,21 @@ def _step_cost(
             long = min(long, _seconds(watch, engine, [batch] * MICRO_BATCHES, is_first=False))
     finally:
         engine.close()
-    micro = max(0.0, long - short) / (MICRO_BATCHES - 1)
-    return StepCost(micro_batch_s=micro, step_s=max(0.0, short - micro))
+    return step_cost(short, long)
+
+
+def step_cost(short: float, long: float) -> StepCost:
+    """Return the cost of a micro batch and of a step whose sums take ``short`` with one and ``long`` with several.
+
+    Where further micro batches cost more than a whole short step, or nothing, there is no cost of the other kind; the
+    one that is left then misses both by the same share, or is the short step.
+    """
+    micro = (long - short) / (MICRO_BATCHES - 1)
+    if micro <= 0:
+        return StepCost(micro_batch_s=0.0, step_s=short)
+    if micro > short:
+        return StepCost(micro_batch_s=2 * short * long / (long + MICRO_BATCHES * short), step_s=0.0)
+    return StepCost(micro_batch_s=micro, step_s=short - micro)
 
 
 def _seconds(watch: Stopwatch, engine: Engine, batches: list[Any], *, is_first: bool) -> float:

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from scaling.calibrate import calibrate
 from scaling.calibrate.collective_times import CPU_SIZES
+from scaling.calibrate.engine_costs import step_cost
 from scaling.calibrate.report import lines
 from scaling.calibrate.run import MAX_RANKS, over_ranks
 from scaling.calibrate.timing import FEWEST_REPEATS, Stopwatch
@@ -155,6 +156,19 @@ def test_the_report_names_every_rate_and_engine() -> None:
     assert "AdamW: 1300 million parameters/s a rank, 2600 on the host's CPUs" in text
     assert "zero3: a micro batch 1100 us a module and 4.0 ns a parameter, a step 100 us a tensor and 5.0 ns" in text
     assert "fsdp2, weights kept: a micro batch 5000 us a block and 2.0 ns a parameter" in text
+
+
+def test_steps_of_one_and_of_four_micro_batches_tell_their_costs_apart() -> None:
+    # 3 ms a step and 2 ms a micro batch.
+    cost = step_cost(5e-3, 11e-3)
+    assert (cost.micro_batch_s, cost.step_s) == pytest.approx((2e-3, 3e-3))
+
+
+def test_costs_are_never_negative_and_miss_both_steps_alike() -> None:
+    cost = step_cost(4e-3, 24e-3)
+    assert cost.step_s == 0
+    assert cost.micro_batch_s / 4e-3 == pytest.approx(2 - 4 * cost.micro_batch_s / 24e-3)
+    assert step_cost(5e-3, 4e-3).micro_batch_s == 0
 
 
 def test_a_short_time_is_repeated_as_often_as_asked_until_time_is_up() -> None:
