@@ -23,6 +23,9 @@ from strategies.units import MIB
 
 BUCKET_BYTES = 25 * MIB
 """torch's ``bucket_cap_mb`` default."""
+BROADCAST_BYTES = 250 * MIB
+"""Of the flat copies in which the first rank's weights are sent to the others (``broadcast_bucket_size``)."""
+BROADCASTS_IN_FLIGHT = 2
 MASTER_CHUNKS = 16
 """Parts in which the gradients of 16-bit weights are widened to fp32 for the step: our own engine's choice."""
 
@@ -54,9 +57,10 @@ def _layout(spec: ModelSpec, job: Job, on_cpu: bool) -> StateLayout:
     # The buckets are made once and stay: gradients are views of them, so they are resident.
     gradients = CauseBytes(gradients=weight * spec.num_trained_params)
     made = _weights(spec, job) + gradients
+    sent = CauseBytes(parameters=weight * spec.num_params, communication_buckets=_broadcast_bytes(spec, weight))
     return StateLayout(
         resident=made + CauseBytes(optimizer_states=shard_state_bytes(spec, job, 1)),
-        initialise=max(made, _built(spec, job, on_cpu), key=lambda causes: causes.total_bytes),
+        initialise=max(made, sent, _built(spec, job, on_cpu), key=lambda causes: causes.total_bytes),
         forward=NOTHING,
         backward_start=NOTHING,
         first_gradient=CauseBytes(gradients=weight * order.head_elements),
@@ -110,6 +114,19 @@ def _weights(spec: ModelSpec, job: Job) -> CauseBytes:
         parameters=job.precision.weight_bytes * spec.num_params,
         master_weights=FP32_BYTES * spec.num_trained_params if job.precision.has_master_weights else 0,
     )
+
+
+def _broadcast_bytes(spec: ModelSpec, weight: int) -> int:
+    """Return the most that flat copies of weights hold on their way to the other ranks, before gradients are there.
+
+    Of a model with few trained weights that may be more than masters and gradients.
+    """
+    copies = [0]
+    for tensor in spec.tensors():
+        if copies[-1] >= BROADCAST_BYTES:
+            copies.append(0)
+        copies[-1] += weight * tensor.num_params
+    return max(sum(copies[index : index + BROADCASTS_IN_FLIGHT]) for index in range(len(copies)))
 
 
 def _built(spec: ModelSpec, job: Job, on_cpu: bool) -> CauseBytes:
