@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from strategies.job import Precision
 from strategies.memory.model_states import FP32_BYTES
@@ -92,14 +92,16 @@ def sharded_groups(spec: ModelSpec, data_parallel_size: int) -> tuple[ShardedGro
             for layer in group.layers:
                 stack.setdefault(layer, []).extend(group.tensors)
         else:
-            blocks.extend(_group(stack[layer], data_parallel_size) for layer in sorted(stack))
+            blocks.extend(_group(tuple(stack[layer]), data_parallel_size) for layer in sorted(stack))
             stack = {}
             root.extend(group.tensors)
-    blocks.extend(_group(stack[layer], data_parallel_size) for layer in sorted(stack))
-    return _group(root, data_parallel_size), tuple(blocks)
+    blocks.extend(_group(tuple(stack[layer]), data_parallel_size) for layer in sorted(stack))
+    return _group(tuple(root), data_parallel_size), tuple(blocks)
 
 
-def _group(tensors: Sequence[ParameterTensor], data_parallel_size: int) -> ShardedGroup:
+@lru_cache(maxsize=256)
+def _group(tensors: tuple[ParameterTensor, ...], data_parallel_size: int) -> ShardedGroup:
+    # Blocks that are alike are made once.
     shard = sum(shard_elements(tensor, data_parallel_size) for tensor in tensors)
     elements, before, widening = sum(tensor.num_params for tensor in tensors), 0, 0
     trained = [tensor for tensor in tensors if tensor.is_trained]

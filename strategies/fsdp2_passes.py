@@ -120,7 +120,7 @@ class Passes:
         """Whether a block's states lie on a line between those of its neighbours, so that they are no peak."""
         if index - 2 < self._spec.num_frozen_layers or index + 2 >= len(self._blocks):
             return False
-        return all(self._blocks[near] == self._blocks[index] for near in range(index - 2, index + 3))
+        return tuple(self._blocks[index - 2 : index + 3]) == (self._blocks[index],) * 5
 
     def _block(self, index: int, *, held: int, reduced: int, gradients: int) -> Iterator[tuple[int, CauseBytes]]:
         """Yield the bytes of the newest gradient, and what lives then."""

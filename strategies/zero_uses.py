@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import groupby
 from math import inf, prod
 
@@ -77,6 +78,7 @@ class Uses:
             self._traversed_deep.append(self._traversed_deep[-1] + elements * (2 if inside else 1))
 
 
+@cache
 def uses_of(spec: ModelSpec, checkpoint_every: int) -> Uses:
     """Return the modules of a step; ``checkpoint_every``: blocks 0, k, 2k, ... run again in backward, 0 for none."""
     tensors = list(spec.tensors())
