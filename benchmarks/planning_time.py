@@ -44,6 +44,21 @@ print(estimate_zero3_model_states_mem_needs(
     {params}, {largest}, num_gpus_per_node=8, num_nodes={nodes}, cpu_offload=False, cpu_offload_params=False,
     zero_init=True, additional_buffer_factor=1.5))
 """
+SWEEP = """
+import time
+from strategies.cluster import Cluster, gpu_preset
+from strategies.job import Job
+from strategies.load_model import load_model_spec
+from strategies.search import FixedParts
+from strategies.select import decide
+spec = load_model_spec("{model}")
+cluster = Cluster(gpu=gpu_preset("H100-80GB-SXM"), gpus={gpus}, gpus_per_node=8)
+job = Job(seq_len=4096, global_batch_size=4 * {gpus})
+start = time.perf_counter()
+decide(spec, cluster=cluster, job=job, fixed=FixedParts(searches_loss=True))
+print(time.perf_counter() - start)
+"""
+"""The search alone, in a process that has planned nothing before."""
 
 
 def main() -> None:
@@ -58,11 +73,14 @@ def main() -> None:
     for row in cases:
         print(f"{row['model']:16} {row['gpus']:>6} {row['median_s']:>9.3f} {row['exit_code']:>5}  {row['imported']}")
     ratio = largest["median_s"] / estimators["median_s"]
+    sweep = [sweep_seconds() for _ in range(runs)]
+    print(f"the search alone for the largest case: {statistics.median(sweep):.3f} s")
     print(f"DeepSpeed's two estimators: {estimators['median_s']:.3f} s; the largest case over that: 1/{1 / ratio:.1f}")
     document = {
         "environment": environment(),
         "runs": runs,
         "cases": cases,
+        "sweep": timed(sweep),
         "deepspeed_estimators": estimators,
         "largest_over_estimators": ratio,
     }
@@ -87,6 +105,12 @@ def side_by_side(*, runs: int) -> tuple[dict[str, Any], dict[str, Any]]:
         {"model": LARGEST[0], "gpus": LARGEST[1], **found, **timed([each for each, _ in turns])},
         {"answer": warmed.stdout.split("\n")[-3:-1], **timed([each for _, each in turns])},
     )
+
+
+def sweep_seconds() -> float:
+    """Return the wall time of the search for the largest case, imports left out."""
+    code = SWEEP.format(model=LARGEST[0], gpus=LARGEST[1])
+    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 
 def plan_command(model: str, gpus: int) -> list[str]:
