@@ -22,9 +22,6 @@ CUDA = Gpu(name="test-gpu", memory_bytes=80 * GIB)
 PASSES = (Phase.FORWARD, Phase.BACKWARD, Phase.EVALUATION)
 TOLERANCE = 0.005
 """Stage 3: which weights are gathered at a moment, followed module by module; all others are within 0.01 %."""
-FIRST_OF_EQUAL_MATRICES = 0.015
-"""Stages 1 and 2 with recomputation: a bucket reduced at a later matrix is put beside the moment of the first of its
-size (docs/memory.md); 1.35 % above in this model."""
 
 
 def decision_of(
@@ -57,11 +54,8 @@ def phase_bytes(memory: MemoryProfile) -> dict[Phase, int]:
 
 def assert_as_predicted(decision: Decision, measured: MemoryProfile, phases: tuple[Phase, ...] = PASSES) -> None:
     ours, theirs = phase_bytes(decision.estimate.memory), phase_bytes(measured)
-    buckets = decision.plan.strategy in (StrategyName.ZERO1, StrategyName.ZERO2)
-    recomputes = decision.plan.activation_checkpointing is FULL
     for phase in phases:
-        tolerance = FIRST_OF_EQUAL_MATRICES if phase is Phase.BACKWARD and buckets and recomputes else TOLERANCE
-        assert ours[phase] == pytest.approx(theirs[phase], rel=tolerance), phase
+        assert ours[phase] == pytest.approx(theirs[phase], rel=TOLERANCE), phase
 
 
 @pytest.mark.deepspeed
@@ -73,7 +67,10 @@ def test_autocast_holds_what_its_closed_form_says(
 ) -> None:
     """16-bit copies of weights live to the end of the model's forward, under stage 3 for one product."""
     decision = decision_of(LLAMA, strategy, checkpointing, gpu=CPU, precision=Precision.BF16_AUTOCAST)
-    assert_as_predicted(decision, measure_plan(decision, num_steps=2, method=Method.SIMULATED).measured)
+    # Which gradients stages 1 and 2 keep depends on the rank: benchmarks/memory_accuracy.py looks at those with most.
+    keeps_some = strategy in (StrategyName.ZERO1, StrategyName.ZERO2)
+    phases = (Phase.FORWARD, Phase.EVALUATION) if keeps_some else PASSES
+    assert_as_predicted(decision, measure_plan(decision, num_steps=2, method=Method.SIMULATED).measured, phases)
 
 
 @pytest.mark.deepspeed
