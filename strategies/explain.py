@@ -30,7 +30,7 @@ def describe_variant(plan: Plan, loss: LossImplementation = LossImplementation.S
         else f"activation checkpointing {plan.activation_checkpointing}"
     )
     if plan.checkpoint_every > 1:
-        checkpointing += f" of every {plan.checkpoint_every}th block"
+        checkpointing += f" of one block in {plan.checkpoint_every}"
     own_loss = () if loss is LossImplementation.STANDARD else (f"{loss} loss",)
     return ", ".join((describe_kind(plan), checkpointing, *own_loss))
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from strategies.errors import JobError, NoPlanFitsError, PlanError
+from strategies.estimate import Estimate
 from strategies.memory.predict import predict
-from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName, accumulation_steps
+from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName, accumulation_steps
 from strategies.search import FixedParts, candidates
 from strategies.select import decide
 from tests.strategies.builders import small_cluster, small_job, tiny_spec
@@ -104,3 +105,29 @@ def test_predict_phase_totals_are_sums_and_the_peak_is_their_maximum() -> None:
     memory = decision.estimate.memory
     assert memory.peak_bytes == max(sum(value for _, value in phase.causes.items()) for phase in memory.phases)
     assert decision.estimate.peak_allocated_bytes == memory.peak_bytes
+
+
+def test_another_estimate_is_asked_in_order_until_one_fits_and_no_further() -> None:
+    spec, cluster, job = tiny_spec(), small_cluster(), small_job()
+    asked: list[Plan] = []
+
+    def doubling_large_batches(plan: Plan) -> Estimate:
+        asked.append(plan)
+        found = predict(spec, cluster=cluster, job=job, plan=plan)
+        return replace(found, context_bytes=2**40 if plan.micro_batch_size > 2 else 0)
+
+    decision = decide(spec, cluster=cluster, job=job, estimate=doubling_large_batches)
+    assert [(plan.strategy, plan.micro_batch_size) for plan in asked] == [("ddp", 4), ("ddp", 2)]
+    assert decision.plan == asked[-1]
+    assert decision.rejected[0].plan == asked[0]
+    assert decision.rejected[0].over_by_bytes > 2**39
+
+
+def test_plans_that_may_not_be_offered_are_not_and_the_reason_is_told_where_none_may() -> None:
+    spec, cluster, job = tiny_spec(), small_cluster(), small_job()
+    only_zero2 = decide(
+        spec, cluster=cluster, job=job, why_not=lambda job, plan: None if plan.strategy == "zero2" else "not here"
+    )
+    assert {ranked.plan.strategy for ranked in (*only_zero2.by_strategy, *only_zero2.alternatives)} == {"zero2"}
+    with pytest.raises(PlanError, match="ddp is not for us"):
+        decide(spec, cluster=cluster, job=job, why_not=lambda job, plan: f"{plan.strategy} is not for us")
