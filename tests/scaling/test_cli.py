@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -117,6 +118,27 @@ def test_nothing_fits_says_what_would(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert second == "What would fit:"
     assert any(line.startswith("  --offload-optimizer cpu: needs ") for line in suggestions)
     assert all(line.startswith("  --") for line in suggestions)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--gpus", "2", "--seq-len", "4096", "--global-batch-size", "64", "--offload-optimizer", "none"],
+        ["--gpus", "6", "--seq-len", "65536", "--global-batch-size", "6", "--strategy", "ddp"],
+    ],
+)
+def test_what_would_fit_does_when_it_is_typed(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["plan", "llama-3.1-8b", "--gpu", "RTX4090", *words]
+    assert run(monkeypatch, asked) == 3
+    suggestions = [line for line in capsys.readouterr().err.splitlines() if line.startswith("  --")]
+    assert suggestions
+    for suggestion in suggestions:
+        flags = shlex.split(suggestion.partition(": needs ")[0])
+        # A flag given twice: the last one counts.
+        assert run(monkeypatch, [*asked, *flags]) == 0, flags
+        capsys.readouterr()
 
 
 def test_what_if_tells_what_would_be_faster(
