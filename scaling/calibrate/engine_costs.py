@@ -14,7 +14,7 @@ from typing import Any
 
 from scaling.batch import causal_batch
 from scaling.calibrate.model_costs import BareModel, random_ids, reference_model
-from scaling.calibrate.reference_models import THIN, WIDE, decision_for, spec_of
+from scaling.calibrate.reference_models import FEW_TOKENS, THIN, WIDE, WIDE_TOKENS, decision_for, spec_of
 from scaling.calibrate.timing import Stopwatch
 from scaling.engines.base import Engine
 from scaling.engines.build import build_engine
@@ -69,7 +69,7 @@ def _costs(watch: Stopwatch, kind: Kind, bare: BareModel) -> Iterator[EngineCost
         checkpointing: _step_cost(watch, THIN, kind, checkpointing, repeats=6)
         for checkpointing in ActivationCheckpointing
     }
-    wide = _step_cost(watch, WIDE, kind, ActivationCheckpointing.NONE, repeats=4)
+    wide = _step_cost(watch, WIDE, kind, ActivationCheckpointing.NONE, repeats=4, seq_len=WIDE_TOKENS)
     plain = thin[ActivationCheckpointing.NONE]
     small, large = spec_of(THIN), spec_of(WIDE)
     more_units = num_units(large, kind.strategy) / num_units(small, kind.strategy)
@@ -95,7 +95,13 @@ def _added(cost: StepCost, bare: BareModel) -> float:
 
 
 def _step_cost(
-    watch: Stopwatch, config: dict[str, Any], kind: Kind, checkpointing: ActivationCheckpointing, *, repeats: int
+    watch: Stopwatch,
+    config: dict[str, Any],
+    kind: Kind,
+    checkpointing: ActivationCheckpointing,
+    *,
+    repeats: int,
+    seq_len: int = FEW_TOKENS,
 ) -> StepCost:
     """Return the cost of a micro batch and of a step: what changes with the micro batches of a step, and what does not.
 
@@ -107,6 +113,7 @@ def _step_cost(
         strategy=kind.strategy,
         checkpointing=checkpointing,
         reshards=kind.reshards,
+        seq_len=seq_len,
         steps=MICRO_BATCHES,
     )
     engine = build_engine(

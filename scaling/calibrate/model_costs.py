@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from scaling.batch import causal_batch
-from scaling.calibrate.reference_models import FEW_TOKENS, MIDDLE, THIN, WIDE, decision_for, spec_of
+from scaling.calibrate.reference_models import FEW_TOKENS, MIDDLE, THIN, WIDE, WIDE_TOKENS, decision_for, spec_of
 from scaling.calibrate.timing import Stopwatch
 from scaling.losses import token_sum_loss
 from scaling.models import InitialWeights, build_config, build_model
@@ -38,7 +38,7 @@ def measure_bare(watch: Stopwatch) -> BareModel:
     """Return the seconds of the reference models with few tokens."""
     return BareModel(
         thin={kind: micro_batch_s(watch, THIN, checkpointing=kind) for kind in ActivationCheckpointing},
-        wide=micro_batch_s(watch, WIDE),
+        wide=micro_batch_s(watch, WIDE, seq_len=WIDE_TOKENS),
     )
 
 
@@ -101,7 +101,7 @@ def random_ids(decision: Decision, config: dict[str, Any]) -> torch.Tensor:
 
 
 def _weight_seconds(calibration: Calibration, bare: BareModel) -> float:
-    decision, spec = decision_for(WIDE, num_ranks=calibration.ranks), spec_of(WIDE)
+    decision, spec = decision_for(WIDE, num_ranks=calibration.ranks, seq_len=WIDE_TOKENS), spec_of(WIDE)
     explained = micro_batch(spec, calibration, job=decision.job, plan=decision.plan).total_s
     return max(0.0, bare.wide - explained) / spec.num_params
 

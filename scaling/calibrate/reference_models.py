@@ -32,10 +32,12 @@ def _llama(*, hidden: int, layers: int, vocab: int) -> dict[str, Any]:
 
 THIN = _llama(hidden=96, layers=4, vocab=64)
 """So few numbers that only Python and the messages cost time."""
-WIDE = _llama(hidden=576, layers=2, vocab=64)
-"""7 million parameters: with few tokens they cost more than anything else."""
+WIDE = _llama(hidden=320, layers=6, vocab=64)
+"""7 million parameters, whose copies and messages cost as much as the products of a few tokens."""
 MIDDLE = _llama(hidden=256, layers=2, vocab=512)
 FEW_TOKENS = 16
+WIDE_TOKENS = 64
+"""Of the wide model: enough products for an engine to hide a part of its messages behind, as it does in training."""
 
 
 def spec_of(config: dict[str, Any]) -> ModelSpec:
