@@ -5,8 +5,9 @@ adapters of ``scaling/adapters.py``, two optimizer steps, an evaluation and the 
 highest moment of every phase beside the closed forms.
 
 Usage: ``python -m benchmarks.lora_memory [--again] [WORD ...]``; words choose setups by model, strategy or part;
-``--again`` takes what was measured from the last result and predicts anew. Without words it writes
-``benchmarks/results/lora_memory.json`` and ``.md``; exit code 1 if the median error exceeds 1 % or one exceeds 4 %.
+``--again`` takes what was measured from the last result, predicts anew, and runs what is not there. Without words it
+writes ``benchmarks/results/lora_memory.json`` and ``.md``; exit code 1 if the median error exceeds 1 % or one exceeds
+4 %.
 """
 
 from __future__ import annotations
@@ -66,20 +67,24 @@ class Setup:
 
 
 def setups() -> Iterator[Setup]:
-    """Yield the runs."""
-    for parts in ("lora attention", "lora all-linear", "frozen embedding", "head"):
+    """Yield the runs: adapters with and without recomputation, frozen parts, other families."""
+    for parts in ("lora attention", "lora all-linear"):
         for strategy in STRATEGY_NAMES:
             base = Setup(model="llama-gqa", strategy=strategy, parts=parts, activation_checkpointing=NONE)
             yield base
-            # Frozen blocks are not checkpointed: there is nothing to compute again.
-            checkpointing = NONE if parts == "head" else FULL
-            yield replace(base, activation_checkpointing=checkpointing, gradient_accumulation_steps=2, ranks=4)
-    for model in ("gpt2-tied", "gemma-small", "qwen2-vocabulary"):
-        for parts in ("lora attention", "lora all-linear", "frozen embedding"):
-            for strategy in STRATEGY_NAMES:
-                yield Setup(model=model, strategy=strategy, parts=parts, activation_checkpointing=FULL, ranks=8)
+            yield replace(base, activation_checkpointing=FULL, gradient_accumulation_steps=2, ranks=4)
     for strategy in STRATEGY_NAMES:
-        yield Setup(model="qwen2-vocabulary", strategy=strategy, parts="lora all-linear", activation_checkpointing=NONE)
+        base = Setup(model="llama-gqa", strategy=strategy, parts="frozen embedding", activation_checkpointing=FULL)
+        yield base
+        # Frozen blocks are not checkpointed: there is nothing to compute again.
+        yield replace(base, parts="head", activation_checkpointing=NONE, gradient_accumulation_steps=2, ranks=4)
+    for model in ("gpt2-tied", "gemma-small", "qwen2-vocabulary"):
+        for strategy in STRATEGY_NAMES:
+            yield Setup(model=model, strategy=strategy, parts="lora all-linear", activation_checkpointing=FULL, ranks=8)
+        for strategy in (StrategyName.DDP, StrategyName.ZERO3):
+            yield Setup(
+                model=model, strategy=strategy, parts="frozen embedding", activation_checkpointing=NONE, ranks=8
+            )
 
 
 def job_of(setup: Setup) -> Job:

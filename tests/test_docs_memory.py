@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from strategies.plan import StrategyName
+from strategies.trained import Lora
+
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "memory.md").read_text()
 
@@ -30,3 +33,20 @@ def test_document_tells_the_errors_against_engines() -> None:
     assert f"largest error {_percent(scores['largest_error'])}" in TEXT
     assert scores["median_error"] < 0.001
     assert scores["lowest"] > -0.005
+
+
+def test_document_tells_the_errors_where_a_part_is_trained() -> None:
+    scores = json.loads((ROOT / "benchmarks" / "results" / "lora_memory.json").read_text())["summary"]
+    assert f"{scores['runs']} runs of part of a model" in TEXT
+    assert f"largest error {_percent(scores['largest_error'])} of such a run" in TEXT
+    assert scores["median_error"] < 0.001
+    assert scores["lowest"] > -0.005
+
+
+def test_document_tells_peaks_of_published_adapters() -> None:
+    """ms-swift's LoRA of Qwen2.5-7B, as `tests.strategies.memory.test_parts` estimates it."""
+    from tests.strategies.memory.test_parts import estimate
+
+    for strategy, published in (("zero2", "18"), ("fsdp2", "14.7"), ("zero3", "16"), ("ddp", "27.5")):
+        found = estimate("qwen2.5-7b", StrategyName(strategy), lora=Lora(rank=8)).peak_allocated_bytes / 2**30
+        assert f"{found:.1f} for {published}" in TEXT

@@ -28,9 +28,8 @@ def model_of(config: dict[str, Any]) -> Any:
     settings = {name: value for name, value in config.items() if name not in ("model_type", "architectures")}
     if config["model_type"] == "gpt2":
         settings |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    model: Any = transformers.AutoModelForCausalLM.from_config(
-        transformers.AutoConfig.for_model(config["model_type"], **settings)
-    )
+    made = transformers.AutoConfig.for_model(config["model_type"], **settings)
+    model: Any = transformers.AutoModelForCausalLM.from_config(made)  # type: ignore[no-untyped-call]
     return model.eval()
 
 
