@@ -76,8 +76,8 @@ class LossImplementation(StrEnum):
     STANDARD = "standard"
     """The framework's own: all logits at once, upcast to fp32."""
     CHUNKED = "chunked"
-    """Logits and loss over 8 parts of the tokens, each part's fp32 softmax kept for backward: near what torchtitan's
-    and torchtune's chunked cross-entropy hold, which also keep the 16-bit logits. Planned, not trained here."""
+    """All 16-bit logits at once, then fp32 and softmax over 8 parts of the tokens, each part's softmax kept for backward:
+    torchtitan's chunked cross-entropy (commit e23bb707)."""
     FUSED = "fused"
     """Head and loss as one function that never holds all logits and makes gradients in forward, as Liger-Kernel's
     (Hsu et al. 2024, arXiv:2410.10989)."""
