@@ -76,8 +76,8 @@ class LossImplementation(StrEnum):
     STANDARD = "standard"
     """The framework's own: all logits at once, upcast to fp32."""
     CHUNKED = "chunked"
-    """All 16-bit logits at once, then fp32 and softmax over 8 parts of the tokens, each part's softmax kept for backward:
-    torchtitan's chunked cross-entropy (commit e23bb707)."""
+    """All 16-bit logits at once, then fp32 and softmax over 8 parts of the tokens, each part's softmax kept for
+    backward: torchtitan's chunked cross-entropy (commit e23bb707)."""
     FUSED = "fused"
     """Head and loss as one function that never holds all logits and makes gradients in forward, as Liger-Kernel's
     (Hsu et al. 2024, arXiv:2410.10989)."""
