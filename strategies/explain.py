@@ -43,6 +43,8 @@ def describe_kind(plan: Plan) -> str:
 def _placements(plan: Plan) -> Iterator[str]:
     if plan.strategy is StrategyName.FSDP2 and not plan.reshard_after_forward:
         yield "weights kept after forward"
+    if plan.strategy is StrategyName.FSDP2 and not plan.sync_each_batch:
+        yield "gradients reduced once a step"
     if plan.offload_optimizer is not OffloadDevice.NONE:
         yield f"optimizer on {plan.offload_optimizer}"
     if plan.offload_param is not OffloadDevice.NONE:

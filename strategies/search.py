@@ -3,7 +3,8 @@
 A *variant* is everything about a plan but its micro batch. One variant is simpler than another if, looking at these
 in turn, the first that differs says so: less is offloaded (nothing, optimizer states, weights, both; host memory before
 NVMe); the strategy stands earlier in `strategies.registry` (ddp, zero1, zero2, zero3, fsdp2); blocks give their
-weights back after forward; less is computed again (none, selective, full); the loss is the framework's own.
+weights back after forward; gradients are reduced after every micro batch; less is computed again (none, selective,
+full); the loss is the framework's own.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class FixedParts:
     checkpoint_every: int | None = None
     """None: every block of those that are checkpointed."""
     reshard_after_forward: bool | None = None
+    sync_each_batch: bool | None = None
     offload_optimizer: OffloadDevice | None = None
     offload_param: OffloadDevice | None = None
     searches_loss: bool = False
@@ -60,6 +62,7 @@ class Variant:
     activation_checkpointing: ActivationCheckpointing
     checkpoint_every: int
     reshard_after_forward: bool
+    sync_each_batch: bool
     offload_optimizer: OffloadDevice
     offload_param: OffloadDevice
     buckets: Buckets
@@ -73,6 +76,7 @@ class Variant:
             activation_checkpointing=self.activation_checkpointing,
             checkpoint_every=self.checkpoint_every,
             reshard_after_forward=self.reshard_after_forward,
+            sync_each_batch=self.sync_each_batch,
             offload_optimizer=self.offload_optimizer,
             offload_param=self.offload_param,
             buckets=buckets or self.buckets,
@@ -106,6 +110,7 @@ def variants(spec: ModelSpec, *, cluster: Cluster, job: Job, fixed: FixedParts) 
             activation_checkpointing=checkpointing,
             checkpoint_every=fixed.checkpoint_every or 1,
             reshard_after_forward=reshard,
+            sync_each_batch=sync,
             offload_optimizer=optimizer,
             offload_param=param,
             buckets=buckets[name],
@@ -113,6 +118,7 @@ def variants(spec: ModelSpec, *, cluster: Cluster, job: Job, fixed: FixedParts) 
         for (optimizer, param), name in product(_places(cluster, fixed), _strategies(fixed))
         if _is_searched(name, (optimizer, param), fixed)
         for reshard in _reshards(name, fixed)
+        for sync in _syncs(name, cluster, job, fixed)
         for checkpointing in _checkpointings(fixed)
         for job_with_loss in _jobs(spec, job, fixed)
     ]
@@ -126,14 +132,22 @@ def variants(spec: ModelSpec, *, cluster: Cluster, job: Job, fixed: FixedParts) 
 def _strategies(fixed: FixedParts) -> tuple[StrategyName, ...]:
     if fixed.strategy is not None:
         return (fixed.strategy,)
-    # Only FSDP2 can keep its weights after forward: the others cannot obey.
-    return (StrategyName.FSDP2,) if fixed.reshard_after_forward is False else SEARCHED_STRATEGIES
+    # Only FSDP2 can keep its weights after forward, or whole gradients: the others cannot obey.
+    needs_fsdp2 = False in (fixed.reshard_after_forward, fixed.sync_each_batch)
+    return (StrategyName.FSDP2,) if needs_fsdp2 else SEARCHED_STRATEGIES
 
 
 def _reshards(name: StrategyName, fixed: FixedParts) -> tuple[bool, ...]:
     if fixed.reshard_after_forward is not None:
         return (fixed.reshard_after_forward,)
     return (True, False) if name is StrategyName.FSDP2 else (True,)
+
+
+def _syncs(name: StrategyName, cluster: Cluster, job: Job, fixed: FixedParts) -> tuple[bool, ...]:
+    if fixed.sync_each_batch is not None:
+        return (fixed.sync_each_batch,)
+    accumulates = job.global_batch_size > cluster.gpus * (fixed.micro_batch_size or 1)
+    return (True, False) if name is StrategyName.FSDP2 and accumulates else (True,)
 
 
 def _checkpointings(fixed: FixedParts) -> tuple[ActivationCheckpointing, ...]:
@@ -174,11 +188,11 @@ def _jobs(spec: ModelSpec, job: Job, fixed: FixedParts) -> tuple[Job, ...]:
 
 def _require_consistent(fixed: FixedParts) -> None:
     """Refuse fixed parts that have no effect beside others, or that the strategy cannot obey."""
-    if fixed.reshard_after_forward is False and fixed.strategy not in (None, StrategyName.FSDP2):
-        raise PlanError(
-            f"reshard_after_forward=False has no meaning under strategy {fixed.strategy}; "
-            f"leave it out, or give strategy fsdp2"
-        )
+    for part in ("reshard_after_forward", "sync_each_batch"):
+        if getattr(fixed, part) is False and fixed.strategy not in (None, StrategyName.FSDP2):
+            raise PlanError(
+                f"{part}=False has no meaning under strategy {fixed.strategy}; leave it out, or give strategy fsdp2"
+            )
     every = fixed.checkpoint_every or 1
     if every > 1 and fixed.activation_checkpointing is ActivationCheckpointing.NONE:
         raise PlanError(

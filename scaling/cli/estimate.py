@@ -31,6 +31,7 @@ def estimate(
     ] = ActivationCheckpointing.NONE,
     checkpoint_every: options.CheckpointEvery = 1,
     reshard_after_forward: options.Reshard = True,
+    sync_each_batch: options.Sync = True,
     offload_optimizer: options.OffloadOptimizer = OffloadDevice.NONE,
     offload_param: options.OffloadParam = OffloadDevice.NONE,
     gpus: options.Gpus = None,

@@ -29,6 +29,7 @@ def measure(
     checkpoint_every: options.CheckpointEvery = 1,
     micro_batch_size: options.MicroBatchSize = None,
     reshard_after_forward: options.Reshard = True,
+    sync_each_batch: options.Sync = True,
     offload_optimizer: options.OffloadOptimizer = OffloadDevice.NONE,
     offload_param: options.OffloadParam = OffloadDevice.NONE,
     optimizer: options.Optimizer = OptimizerName.ADAMW,

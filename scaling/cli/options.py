@@ -39,6 +39,7 @@ Checkpointing = Annotated[ActivationCheckpointing | None, typer.Option(help="Tak
 MicroBatchSize = Annotated[int | None, typer.Option(help="Take this micro batch or refuse.")]
 CheckpointEvery = Annotated[int | None, typer.Option(min=1, help="Checkpoint every k-th block only.")]
 Reshard = Annotated[bool | None, typer.Option(help="fsdp2: blocks give their gathered weights back after forward.")]
+Sync = Annotated[bool | None, typer.Option(help="fsdp2: gradients are reduced after every micro batch.")]
 OffloadOptimizer = Annotated[OffloadDevice | None, typer.Option(help="Where optimizer states rest; none is a choice.")]
 OffloadParam = Annotated[OffloadDevice | None, typer.Option(help="Where weights rest (zero3, fsdp2).")]
 Optimizer = Annotated[OptimizerName, typer.Option(help="Update rule.")]

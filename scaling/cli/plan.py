@@ -33,6 +33,7 @@ def plan(
     checkpoint_every: options.CheckpointEvery = None,
     micro_batch_size: options.MicroBatchSize = None,
     reshard_after_forward: options.Reshard = None,
+    sync_each_batch: options.Sync = None,
     offload_optimizer: options.OffloadOptimizer = None,
     offload_param: options.OffloadParam = None,
     lora_rank: options.LoraRank = None,

@@ -99,7 +99,7 @@ class Sweep:
     def smaller(self, fit: Fit) -> Iterator[tuple[Plan, int]]:
         """Yield the plans of a variant with smaller micro batches, each with the floor under its device bytes."""
         _, bound = self._variants[fit.order]
-        for size in self._sizes:
+        for size in self._sizes_of(fit.variant):
             if size < fit.plan.micro_batch_size:
                 plan = fit.variant.plan(size, gpus=self.question.cluster.gpus, buckets=fit.plan.buckets)
                 yield plan, bound.num_bytes(size) + self._context
@@ -121,7 +121,7 @@ class Sweep:
 
     def _largest(self, order: int, variant: Variant, bound: Bound) -> Fit | Rejection:
         gpus, rejection = self.question.cluster.gpus, None
-        for size in self._sizes:
+        for size in self._sizes_of(variant):
             if bound.num_bytes(size) > self._in_allocator:
                 continue
             plan = variant.plan(size, gpus=gpus)
@@ -134,6 +134,13 @@ class Sweep:
                 return Fit(order=order, variant=variant, plan=plan, estimate=estimate, time=time)
             rejection = rejection_of(variant, plan, estimate, lacking, cluster=self.question.cluster)
         return rejection or self._below_floor(variant, bound)
+
+    def _sizes_of(self, variant: Variant) -> list[int]:
+        """Return the micro batches at which the variant is not the same as a simpler one."""
+        if variant.sync_each_batch:
+            return self._sizes
+        share = self.question.job.global_batch_size // self.question.cluster.gpus
+        return [size for size in self._sizes if size < share]
 
     def _with_smaller_buckets(
         self, order: int, variant: Variant, plan: Plan, estimate: Estimate, lacking: tuple[Resource, int]

@@ -87,3 +87,10 @@ def test_fixed_parts_leave_the_strategies_that_can_obey() -> None:
 def test_fixed_parts_that_contradict_each_other_are_refused(fixed: dict[str, object], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         found(**fixed)
+
+
+def test_whole_gradients_are_searched_where_there_is_more_than_one_micro_batch() -> None:
+    # A window of one micro batch is reduced at its end in any case.
+    assert {each.sync_each_batch for each in found(strategy=StrategyName.FSDP2, micro_batch_size=1)} == {True, False}
+    assert {each.sync_each_batch for each in found(strategy=StrategyName.ZERO3)} == {True}
+    assert {each.strategy for each in found(sync_each_batch=False)} == {StrategyName.FSDP2}
