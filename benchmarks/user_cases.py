@@ -26,12 +26,24 @@ PRESETS = (
     (r"Llama-3-70B", "llama-3-70b"),
     (r"LLaDA-8B", "llama-3-8b"),
     (r"T5-11B", "t5-11b"),
-    (r"T0_3B", "t5-3b"),
     (r"GPT-J-6B", "gpt-j-6b"),
     (r"BLOOM-1B7", "bloom-1b7"),
     (r"bloomz-7b1", "bloom-7b1"),
     (r"Qwen3-30B-A3B", "qwen3-30b-a3b"),
 )
+T0_3B = {
+    "model_type": "t5",
+    "d_model": 2048,
+    "d_ff": 5120,
+    "d_kv": 64,
+    "num_heads": 32,
+    "num_layers": 24,
+    "num_decoder_layers": 24,
+    "vocab_size": 32128,
+    "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": False,
+}
+"""The dimensions that its row states: T5 v1.1, not the first T5 of 3B."""
 STRATEGIES = (
     (r"FSDP on 1 GPU", "ddp"),
     (r"FSDP", "fsdp2"),
@@ -72,7 +84,7 @@ def case_of(row: Row) -> dict[str, Any]:
     Raises:
         LeftOut: it names something that has no formula, or not enough of it.
     """
-    model = _first(PRESETS, row["model"], "model")
+    model: Any = T0_3B if row["model"].startswith("T0_3B") else _first(PRESETS, row["model"], "model")
     strategy = _first(STRATEGIES, row["strategy"], "strategy")
     if not row["n_gpus"].isdigit() or row["gpu"] not in GPUS:
         raise LeftOut(f"{row['n_gpus']} x {row['gpu']}: no such cluster")
@@ -116,8 +128,8 @@ def _leading_number(text: str, *, default: int) -> int:
 
 
 def _seq_len(row: Row) -> int:
-    found = re.match(r"\d+", row["seq_len"])
-    return int(found.group()) if found else 512
+    found = re.match(r"(\d+)", row["seq_len"]) or re.search(r"<=(\d+)", row["seq_len"])
+    return int(found.group(1)) if found else 512
 
 
 def _precision(row: Row, strategy: str) -> str:
