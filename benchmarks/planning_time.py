@@ -4,6 +4,7 @@ Method: each case is a fresh Python process, timed from outside, ten counted run
 quoted. Llama-3.1-8B, 70B and 405B on 8 to 16,384 GPUs, and in the same run, in turns with the largest case, a process
 that imports DeepSpeed and calls ``estimate_zero2_model_states_mem_needs`` and ``estimate_zero3_model_states_mem_needs``
 with the 405B model's parameters, the least that they can be asked. Ours tell which frameworks they had imported.
+Compiled modules are kept in a folder of the run's own, as an installation keeps them: the warm-up writes it.
 
 Usage: ``python -m benchmarks.planning_time [--runs 10]``; writes ``benchmarks/results/planning_time.json``.
 """
@@ -11,11 +12,16 @@ Usage: ``python -m benchmarks.planning_time [--runs 10]``; writes ``benchmarks/r
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
+import os
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +105,7 @@ def side_by_side(*, runs: int) -> tuple[dict[str, Any], dict[str, Any]]:
     spec = load_model_spec(LARGEST[0])
     code = ESTIMATORS.format(params=spec.num_params, largest=spec.vocab_size * spec.hidden_size, nodes=LARGEST[1] // 8)
     ours, theirs = plan_command(*LARGEST), [sys.executable, "-c", code]
-    found, warmed = told(ours), subprocess.run(theirs, capture_output=True, text=True, check=True)
+    found, warmed = told(ours), subprocess.run(theirs, capture_output=True, text=True, check=True, env=_environment())
     turns = [(seconds(ours), seconds(theirs)) for _ in range(runs)]
     return (
         {"model": LARGEST[0], "gpus": LARGEST[1], **found, **timed([each for each, _ in turns])},
@@ -110,7 +116,8 @@ def side_by_side(*, runs: int) -> tuple[dict[str, Any], dict[str, Any]]:
 def sweep_seconds() -> float:
     """Return the wall time of the search for the largest case, imports left out."""
     code = SWEEP.format(model=LARGEST[0], gpus=LARGEST[1])
-    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    command = [sys.executable, "-c", code]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True, env=_environment()).stdout)
 
 
 def plan_command(model: str, gpus: int) -> list[str]:
@@ -118,9 +125,18 @@ def plan_command(model: str, gpus: int) -> list[str]:
     return [sys.executable, "-c", PLAN.format(frameworks=FRAMEWORKS), "plan", model, *flags]
 
 
+@cache
+def _environment() -> dict[str, str]:
+    """Return the environment of every process: as it is, with compiled modules kept even where that is switched off."""
+    folder = tempfile.mkdtemp(prefix="planning-time-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPYCACHEPREFIX": folder}
+
+
 def told(command: list[str]) -> dict[str, Any]:
     """Return the exit code of a first run, which warms the disk's cache, and the frameworks imported in it."""
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    finished = subprocess.run(command, capture_output=True, text=True, check=False, env=_environment())
     imported = finished.stderr.rpartition("imported:")[2].strip()
     return {"exit_code": finished.returncode, "imported": imported}
 
@@ -128,7 +144,7 @@ def told(command: list[str]) -> dict[str, Any]:
 def seconds(command: list[str]) -> float:
     """Return the wall time of ``command``."""
     start = time.perf_counter()
-    subprocess.run(command, capture_output=True, check=False)
+    subprocess.run(command, capture_output=True, check=False, env=_environment())
     return time.perf_counter() - start
 
 
