@@ -261,6 +261,8 @@ def _communication(
         backward = rounds * links.exposed(gathers + reduced, beside_s=micro.backward_s)
     else:
         backward = rounds * (reduced + links.exposed(gathers, beside_s=micro.backward_s))
+    # Micro batches that gather weights in backward and reduce nothing.
+    backward += (moved.backward_gathers - rounds if gathers else 0) * links.exposed(gathers, beside_s=micro.backward_s)
     return (
         forward + backward + moved.step_gathers * links.seconds(work.trained_share * gathered_bytes, messages=messages)
     )
