@@ -10,6 +10,9 @@ from strategies.memory.forms import has_fused_attention
 from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing, Plan, StrategyName
 
+SIXTEEN_BITS = 2
+"""Bytes of a 16-bit weight."""
+
 
 def warnings_of(spec: ModelSpec, *, cluster: Cluster, job: Job, plan: Plan) -> Iterator[str]:
     """Yield one sentence for each thing that would surprise."""
@@ -20,6 +23,11 @@ def warnings_of(spec: ModelSpec, *, cluster: Cluster, job: Job, plan: Plan) -> I
         yield (
             f"transformers has no fused attention for model_type={spec.family}: attention=flash is what a fused kernel "
             f"would keep; with the library's own code give attention=eager"
+        )
+    if job.lora and plan.strategy is StrategyName.DDP and job.precision.weight_bytes == SIXTEEN_BITS:
+        yield (
+            "adapters are counted in the format of the weights, as this trainer and DeepSpeed have them; PEFT under DDP "
+            "makes them fp32 (autocast_adapter_dtype) and keeps the input of every adapted layer in fp32 as well"
         )
     keeps_experts = plan.activation_checkpointing is ActivationCheckpointing.NONE and spec.num_experts > 0
     if plan.strategy is StrategyName.ZERO3 and keeps_experts:

@@ -35,6 +35,13 @@ def test_an_ordinary_plan_has_none() -> None:
         ({"cluster": {"gpu": "V100-32GB-SXM2", "gpus": 8}}, "V100-32GB-SXM2 has no bf16 arithmetic"),
         ({"model": "bloom-560m"}, "no fused attention for model_type=bloom"),
         ({"model": "mixtral-8x7b"}, "zero3 keeps all experts gathered"),
+        (
+            {
+                "job": {"seq_len": 1024, "global_batch_size": 8, "lora": {"rank": 8}},
+                "plan": {"strategy": "ddp", "micro_batch_size": 1},
+            },
+            "PEFT under DDP makes them fp32",
+        ),
     ],
 )
 def test_surprises_are_said(changes: dict[str, Any], words: str) -> None:
