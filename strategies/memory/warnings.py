@@ -26,8 +26,8 @@ def warnings_of(spec: ModelSpec, *, cluster: Cluster, job: Job, plan: Plan) -> I
         )
     if job.lora and plan.strategy is StrategyName.DDP and job.precision.weight_bytes == SIXTEEN_BITS:
         yield (
-            "adapters are counted in the format of the weights, as this trainer and DeepSpeed have them; PEFT under DDP "
-            "makes them fp32 (autocast_adapter_dtype) and keeps the input of every adapted layer in fp32 as well"
+            "adapters are counted in the format of the weights, as this trainer and DeepSpeed have them; PEFT under "
+            "DDP makes them fp32 (autocast_adapter_dtype) and keeps the input of every adapted layer in fp32 too"
         )
     keeps_experts = plan.activation_checkpointing is ActivationCheckpointing.NONE and spec.num_experts > 0
     if plan.strategy is StrategyName.ZERO3 and keeps_experts:

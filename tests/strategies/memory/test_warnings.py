@@ -40,7 +40,7 @@ def test_an_ordinary_plan_has_none() -> None:
                 "job": {"seq_len": 1024, "global_batch_size": 8, "lora": {"rank": 8}},
                 "plan": {"strategy": "ddp", "micro_batch_size": 1},
             },
-            "PEFT under DDP makes them fp32",
+            "DDP makes them fp32",
         ),
     ],
 )
