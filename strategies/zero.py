@@ -21,6 +21,10 @@ from strategies.zero_stage12 import stage12_layout
 MIN_BUCKET_ELEMENTS = 2**20
 MAX_BUCKET_ELEMENTS = 500_000_000
 """DeepSpeed's default, in elements: never more than that."""
+MESSAGES_PER_PASS = 64
+"""Parameters should not need more buckets than that where the hidden size is small for the model (T5-11B: 1024)..."""
+LARGE_ENOUGH_ELEMENTS = 2**24
+"""...but for buckets of 32 MiB, which fill any link: torch's DDP has 25 MiB by default."""
 
 
 @final
@@ -40,11 +44,13 @@ class Zero(Strategy):
     def buckets(self, spec: ModelSpec, job: Job) -> Buckets:
         """Sized like transformers 5.24 fills "auto": hidden**2, 0.9 hidden**2 and 10 hidden, in elements.
 
-        Source: transformers 5.24.0, integrations/deepspeed.py. The live window is two blocks or the largest tensor
+        Source: transformers 5.24.0, integrations/deepspeed.py. Buckets that would be many small messages are larger.
+        The live window is two blocks or the largest tensor
         instead of DeepSpeed's 1e9 elements, which would keep any model below 1B parameters whole.
         """
         square = spec.hidden_size**2
-        reduce = min(max(square, MIN_BUCKET_ELEMENTS), MAX_BUCKET_ELEMENTS)
+        few_messages = min(spec.num_params // MESSAGES_PER_PASS, LARGE_ENOUGH_ELEMENTS)
+        reduce = min(max(square, few_messages, MIN_BUCKET_ELEMENTS), MAX_BUCKET_ELEMENTS)
         return Buckets(
             reduce_bucket_size=reduce,
             allgather_bucket_size=reduce,

@@ -124,9 +124,9 @@ def micro_batch(spec: ModelSpec, calibration: Calibration, *, job: Job, plan: Pl
         ActivationCheckpointing.FULL: blocks + attention + elementwise,
     }[plan.activation_checkpointing]
     return MicroBatch(
-        matrix_s=(TRAINING - 1 + work.trained_share) * (blocks + head),
-        attention_s=TRAINING * attention,
-        memory_bound_s=TRAINING * elementwise
+        matrix_s=(1 + work.backward_flops / max(work.block_flops + work.head_flops, 1.0)) * (blocks + head),
+        attention_s=(1 + (TRAINING - 1) * work.reached_share) * attention,
+        memory_bound_s=(1 + (TRAINING - 1) * work.reached_share) * elementwise
         + loss
         + calibration.weight_s_per_param * work.trained_params
         + (chunks - 1) * _chunk_seconds(calibration, work, job),
@@ -178,6 +178,7 @@ def num_tensors(spec: ModelSpec) -> int:
     return sum(group.num_copies * sum(tensor.is_trained for tensor in group.tensors) for group in spec.groups)
 
 
+@lru_cache(maxsize=1024)
 @lru_cache(maxsize=1024)
 def num_units(spec: ModelSpec, strategy: StrategyName) -> int:
     """Return how many places of the model an engine hooks into in every micro batch.

@@ -1,7 +1,8 @@
 """FLOPs of one token, and the three definitions of model FLOPs utilisation that publications use.
 
 A multiplication and an addition are two FLOPs. Backward is twice forward: one product for the gradient of the input and
-one for that of the weight (of both operands in attention).
+one for that of the weight (of both operands in attention). Frozen weights have no gradient, and below the lowest block
+that is trained backward does not go.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from strategies.model_spec import GroupRole, ModelSpec, ParameterTensor, TaskKin
 from strategies.plan import ActivationCheckpointing
 
 BACKWARD_OVER_FORWARD = 2
+"""Of attention, and of products where everything is trained."""
 
 
 class MfuDefinition(StrEnum):
@@ -71,14 +73,28 @@ def attended_tokens(seq_len: int, *, window: int | None, causal: bool) -> float:
 
 def model_flops(spec: ModelSpec, *, seq_len: int, definition: MfuDefinition = MfuDefinition.PALM) -> float:
     """Return the FLOPs of one token in training that ``definition`` calls useful."""
-    forward = forward_flops(spec, seq_len=seq_len, causal=False)
-    training = 1 + BACKWARD_OVER_FORWARD
+    forward, reached = forward_flops(spec, seq_len=seq_len, causal=False), reached_share(spec)
+    attention = (1 + BACKWARD_OVER_FORWARD * reached) * forward.attention
     if definition is MfuDefinition.MEGATRON:
-        return training * forward.total
-    params = active_params(spec)
+        return forward.blocks + forward.head + backward_product_flops(spec) + attention
+    params, trained = active_params(spec), active_params(spec, trained_only=True)
     if definition is MfuDefinition.WITHOUT_EMBEDDING:
         params -= input_embedding_params(spec)
-    return 2 * training * params + training * forward.attention
+        trained -= input_embedding_params(spec, trained_only=True)
+    return 2 * ((1 + reached) * params + trained) + attention
+
+
+def reached_share(spec: ModelSpec) -> float:
+    """Return the share of blocks that backward runs through."""
+    return spec.num_trained_layers / spec.num_layers if spec.num_layers else 1.0
+
+
+def backward_product_flops(spec: ModelSpec) -> float:
+    """Return the FLOPs of one token in the products of backward: gradients of inputs, and of trained weights."""
+    blocks, head = _matrix_weights(spec)
+    trained_blocks, trained_head = _matrix_weights(spec, trained_only=True)
+    reached = reached_share(spec)
+    return 2 * (reached * blocks + trained_blocks + (head if reached else 0.0) + trained_head)
 
 
 def hardware_flops(
@@ -117,34 +133,40 @@ def utilisation(flops_per_token: float, *, tokens_per_s_per_gpu: float, peak_flo
 
 
 @cache
-def active_params(spec: ModelSpec) -> float:
+def active_params(spec: ModelSpec, *, trained_only: bool = False) -> float:
     """Return the parameters one token passes through: all, less the experts that it is not sent to."""
     groups = ((group, group.num_copies) for group in spec.groups)
     return sum(
-        copies * tensor.num_params * _share(spec, tensor) for group, copies in groups for tensor in group.tensors
+        copies * tensor.num_params * _share(spec, tensor)
+        for group, copies in groups
+        for tensor in group.tensors
+        if tensor.is_trained or not trained_only
     )
 
 
-def input_embedding_params(spec: ModelSpec) -> int:
+def input_embedding_params(spec: ModelSpec, *, trained_only: bool = False) -> int:
     """Return the parameters of the input embedding, 0 where it is tied to the head and so works as a matrix."""
     if spec.tied_embeddings:
         return 0
-    return sum(group.num_params for group in spec.groups if group.role is GroupRole.EMBEDDING)
+    tables = (tensor for group in spec.groups if group.role is GroupRole.EMBEDDING for tensor in group.tensors)
+    return sum(tensor.num_params for tensor in tables if tensor.is_trained or not trained_only)
 
 
 @cache
-def _matrix_weights(spec: ModelSpec) -> tuple[float, float]:
+def _matrix_weights(spec: ModelSpec, *, trained_only: bool = False) -> tuple[float, float]:
     """Return the elements of the matrices that every token is multiplied with: in the blocks, and at the end."""
     blocks, head = 0.0, 0.0
     for group in spec.groups:
         for tensor in group.tensors:
+            if trained_only and not tensor.is_trained:
+                continue
             if group.role is GroupRole.HEAD:
                 head += tensor.num_params if _is_matrix(tensor) else 0
             elif group.role is not GroupRole.EMBEDDING or len(tensor.shape) > 2:
                 blocks += group.num_copies * tensor.num_params * _share(spec, tensor) if _is_matrix(tensor) else 0
     if spec.task is TaskKind.IMAGE_CLASSIFICATION:
         head = 0.0  # one product an image
-    elif spec.tied_embeddings:
+    elif spec.tied_embeddings and (not trained_only or next(spec.tensors()).is_trained):
         head += _tied_matrix(spec)
     return blocks, head
 

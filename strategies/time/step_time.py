@@ -15,7 +15,7 @@ from strategies.cluster import Cluster
 from strategies.job import Attention, Job, Precision
 from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
-from strategies.time.calibrated import cpu_seconds
+from strategies.time.calibrated import cpu_seconds, num_units
 from strategies.time.calibration import Calibration, calibration_for
 from strategies.time.communication import fabric
 from strategies.time.known import rates_for, time_source, times_known
@@ -36,6 +36,10 @@ EAGER_ATTENTION_SHARE = 0.5
 KERNELS_PER_BLOCK = 60
 """Launched in one block's forward by an eager Hugging Face decoder: 7 products, 2 norms of 6, rotation, casts."""
 COMPILED_KERNELS_PER_BLOCK = 15
+STAGE3_KERNELS_PER_MODULE = 20.0
+"""A third of what a micro batch costs at each module: hooks before and after it, the search for what to fetch.
+``scaling calibrate`` finds 1.04 ms a module, 0.5 ms without gloo's collectives, where an operator takes 8 us. It only
+shows where the GPU would wait: small models. Not fitted to a GPU."""
 WEIGHT_PASSES_BYTES = 12.0
 """Per parameter and micro batch: products read the weight twice and write and add up its gradient."""
 SHARDED_PASSES_BYTES = 24.0
@@ -196,19 +200,25 @@ def _micro_batch(
     )
     forward = blocks + head + attention + elementwise + loss / 3
     kernels = COMPILED_KERNELS_PER_BLOCK if compiled else KERNELS_PER_BLOCK
-    launch = spec.num_layers * kernels * rates.launch_s
-    products = (1 + work.trained_share) * (blocks + head)  # of frozen weights only the gradient of the input
-    backward = products + 2 * (elementwise + loss / 3) + ATTENTION_BACKWARD * attention + weights + again
+    launch = (spec.num_layers * kernels + _hooks(spec, plan)) * rates.launch_s
+    products = tokens * work.backward_flops / matrix_rate
+    in_blocks = work.reached_share * (2 * elementwise + ATTENTION_BACKWARD * attention)
+    backward = products + in_blocks + 2 * loss / 3 + weights + again
     return _MicroBatch(
         matrix_s=blocks + head + products,
-        attention_s=(1 + ATTENTION_BACKWARD) * attention,
-        memory_bound_s=3 * elementwise + loss + weights,
+        attention_s=(1 + ATTENTION_BACKWARD * work.reached_share) * attention,
+        memory_bound_s=(1 + 2 * work.reached_share) * elementwise + loss + weights,
         recompute_s=again,
         forward_s=forward,
         backward_s=backward,
         forward_launch_s=launch,
         backward_launch_s=launch * (2 + _recomputed_share(spec, plan)),
     )
+
+
+def _hooks(spec: ModelSpec, plan: Plan) -> float:
+    """Return what DeepSpeed's stage 3 does at every module of a forward, in kernels' worth of the CPU's time."""
+    return STAGE3_KERNELS_PER_MODULE * num_units(spec, plan.strategy) if plan.strategy is StrategyName.ZERO3 else 0.0
 
 
 def _matrix_rate(spec: ModelSpec, job: Job, rates: Rates) -> float:

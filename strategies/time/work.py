@@ -9,7 +9,14 @@ from strategies.job import Attention, Job
 from strategies.model_spec import GroupRole, ModelSpec
 from strategies.plan import ActivationCheckpointing
 from strategies.time.elementwise import token_bytes
-from strategies.time.flops import active_params, forward_flops, hardware_flops, model_flops
+from strategies.time.flops import (
+    active_params,
+    backward_product_flops,
+    forward_flops,
+    hardware_flops,
+    model_flops,
+    reached_share,
+)
 
 SCORE_BIAS = frozenset({"mpt", "bloom", "t5"})
 """Families that add a bias to every score (ALiBi, relative positions): their kernels compute all pairs of tokens."""
@@ -27,6 +34,10 @@ class TokenWork:
     """Elementwise kernels."""
     loss_bytes: float
     """Forward and backward together."""
+    backward_flops: float
+    """Products of a token's backward."""
+    reached_share: float
+    """Part of the blocks that backward runs through."""
     model_flops: float
     """Training, by the definition of `MfuDefinition.PALM`."""
     recomputed_flops: float
@@ -61,6 +72,8 @@ def _token_work(spec: ModelSpec, job: Job, compiled: bool) -> TokenWork:
         head_flops=flops.head,
         block_bytes=num_bytes.blocks,
         loss_bytes=num_bytes.loss,
+        backward_flops=backward_product_flops(spec),
+        reached_share=reached_share(spec),
         model_flops=useful,
         recomputed_flops=hardware_flops(spec, seq_len=job.seq_len, activation_checkpointing=full) - useful,
         second_products_flops=_second_products_flops(spec),

@@ -9,7 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.published_cases import FOLDER
+from strategies.adapt import as_trained
 from strategies.architectures import spec_from_config
+from strategies.job import Job
 from strategies.load_model import load_model_spec
 from strategies.time.flops import (
     MfuDefinition,
@@ -19,6 +21,7 @@ from strategies.time.flops import (
     model_flops,
     utilisation,
 )
+from strategies.trained import is_frozen
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96}
 LLAMA_LIKE = {**TINY, "num_key_value_heads": 2, "intermediate_size": 80, "tie_word_embeddings": False}
@@ -43,6 +46,20 @@ def test_training_flops_match_torch_flop_counter(config: dict[str, object]) -> N
     rotation = spec.head_dim / 2
     expected = model_flops(spec, seq_len=16, definition=MfuDefinition.MEGATRON)
     assert counted == pytest.approx(expected, abs=rotation)
+
+
+@pytest.mark.parametrize("freeze", [("*", "!lm_head*"), ("*embed_tokens*", "*layers.0.*"), ("*mlp*",)])
+def test_flops_of_a_model_of_which_a_part_is_trained_match_torch_flop_counter(freeze: tuple[str, ...]) -> None:
+    config = CONFIGS[0]
+    job = Job(seq_len=16, global_batch_size=2, freeze=freeze)
+    spec = as_trained(spec_from_config(config, name="tiny"), job)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), attn_implementation="eager")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not is_frozen(name, freeze))
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=torch.arange(2 * 16).reshape(2, 16) % 96, use_cache=False).logits.sum().backward()
+    ours = model_flops(spec, seq_len=16, definition=MfuDefinition.MEGATRON)
+    assert counter.get_total_flops() == 2 * 16 * ours
 
 
 @pytest.mark.parametrize(("seq_len", "window"), list(product((7, 16), (None, 3, 16, 40))))
