@@ -190,7 +190,8 @@ class _OfLayout:
         """Yield the moments of one block's backward, when those done have given back what they kept."""
         is_first = state.num_done == self.num_layers - 1
         stretch = Stretch.FIRST_BLOCK if is_first and self.num_layers > 1 else Stretch.LAST_BLOCK
-        gone = 0.0 if is_first else state.num_done / self.num_layers
+        # Without any trained block the only states are those of the head's gradient.
+        gone = 0.0 if is_first or not self.num_layers else state.num_done / self.num_layers
         levels = _beside_gradient(self.levels[stretch], state.new_gradient)
         keeps = not state.counts_new_gradient
         return self._on(

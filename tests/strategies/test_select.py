@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from strategies.cluster import Cluster, gpu_preset
 from strategies.errors import JobError, NoPlanFitsError, PlanError
 from strategies.estimate import Estimate
+from strategies.job import Job
+from strategies.load_model import load_model_spec
 from strategies.memory.predict import predict
 from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName, accumulation_steps
 from strategies.search import FixedParts, candidates
@@ -131,3 +134,14 @@ def test_plans_that_may_not_be_offered_are_not_and_the_reason_is_told_where_none
     assert {ranked.plan.strategy for ranked in (*only_zero2.by_strategy, *only_zero2.alternatives)} == {"zero2"}
     with pytest.raises(PlanError, match="ddp is not for us"):
         decide(spec, cluster=cluster, job=job, why_not=lambda job, plan: f"{plan.strategy} is not for us")
+
+
+def test_one_reduction_a_step_is_obeyed_where_there_is_one_micro_batch_anyway() -> None:
+    decision = decide(
+        load_model_spec("gpt2"),
+        cluster=Cluster(gpu=gpu_preset("H100-80GB-SXM"), gpus=8, gpus_per_node=8),
+        job=Job(seq_len=512, global_batch_size=8),
+        fixed=FixedParts(sync_each_batch=False),
+    )
+    assert decision.plan.gradient_accumulation_steps == 1
+    assert not decision.plan.sync_each_batch

@@ -10,7 +10,7 @@ from strategies.adapt import as_trained
 from strategies.cases import answer_line
 from strategies.cluster import Cluster, gpu_preset
 from strategies.errors import SpecError
-from strategies.estimate import Estimate
+from strategies.estimate import Estimate, Phase
 from strategies.job import Attention, Job, LossImplementation
 from strategies.load_model import load_model_spec
 from strategies.memory.activations import Setting, Stretch, activation_levels, highest
@@ -186,3 +186,19 @@ def test_the_host_keeps_no_states_of_frozen_weights() -> None:
     # Weights, and 12 bytes of each of 4,194,304 adapter parameters.
     states = adapted.training_checkpoint_bytes - adapted.model_checkpoint_bytes
     assert states == 12 * 4_194_304
+
+
+@pytest.mark.parametrize("strategy", [StrategyName.DDP, StrategyName.ZERO1])
+def test_a_head_trained_alone_on_one_gpu_keeps_its_own_gradient_only(strategy: StrategyName) -> None:
+    spec = load_model_spec("llama-3-8b")
+    job = Job(seq_len=128, global_batch_size=1, freeze=("*", "!lm_head"))
+    cluster = Cluster(gpu=gpu_preset("A100-80GB-SXM"), gpus=1, gpus_per_node=1)
+    plan = Plan(
+        strategy=strategy,
+        micro_batch_size=1,
+        gradient_accumulation_steps=1,
+        buckets=STRATEGIES[strategy].buckets(spec, job),
+    )
+    step = {phase.phase: phase.causes for phase in predict(spec, cluster=cluster, job=job, plan=plan).memory.phases}
+    # 128,256 words of 4,096 numbers (config.json of meta-llama/Meta-Llama-3-8B), in bf16.
+    assert step[Phase.OPTIMIZER_STEP].gradients == 2 * 128256 * 4096
