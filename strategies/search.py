@@ -193,7 +193,9 @@ def _require_consistent(fixed: FixedParts) -> None:
             raise PlanError(
                 f"{part}=False has no meaning under strategy {fixed.strategy}; leave it out, or give strategy fsdp2"
             )
-    every = fixed.checkpoint_every or 1
+    every = 1 if fixed.checkpoint_every is None else fixed.checkpoint_every
+    if every < 1:
+        raise PlanError(f"checkpoint_every={every} must be above zero; give a whole number, or leave it out")
     if every > 1 and fixed.activation_checkpointing is ActivationCheckpointing.NONE:
         raise PlanError(
             f"checkpoint_every={every} has no meaning with activation_checkpointing=none; "
