@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from functools import cache
 
 from strategies.errors import ClusterError
+from strategies.job import Precision
 from strategies.presets import configs_folder
 from strategies.units import GIB
 
 CPU_NAME = "cpu"
 """Name of the device that stands in for a GPU where there is none: one rank is one 'GPU', memory is host memory."""
+GIVEN = "given"
+"""Source of a memory that was typed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,15 @@ class Gpu:
     @property
     def is_cpu(self) -> bool:
         return self.name == CPU_NAME
+
+    @property
+    def shares_host_memory(self) -> bool:
+        """Whether the memory is a CPU rank's share of its machine's: more ranks have less each."""
+        return self.is_cpu and self.source != GIVEN
+
+    def computes_in(self, precision: Precision) -> bool:
+        """Whether its arithmetic knows the number format."""
+        return self.supports_bf16 or not precision.is_bf16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +130,7 @@ def _gpu_from_row(row: dict[str, str], *, memory_bytes: int | None = None) -> Gp
         hbm_bytes_per_s=_scaled(row["hbm_gb_s"], giga),
         link_bytes_per_s=_scaled(row["intra_link_gb_s_per_direction"], giga),
         supports_bf16=bool(row["bf16_dense_tflops"]),
-        source="given" if memory_bytes else row["usable_source"],
+        source=GIVEN if memory_bytes else row["usable_source"],
     )
 
 

@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from strategies.cluster import CPU_NAME, Cluster, Gpu, gpu_preset
+from strategies.cluster import CPU_NAME, GIVEN, Cluster, Gpu, gpu_preset
 from strategies.errors import ClusterError
 from strategies.units import GIB, MIB
 
@@ -84,13 +84,13 @@ def _device(gpu: str, *, found: list[Gpu], ranks: int, memory_bytes: int | None)
     if gpu not in (AUTO, CPU_NAME):
         return gpu_preset(gpu, memory_bytes=memory_bytes)
     if found:
-        return found[0] if memory_bytes is None else replace(found[0], memory_bytes=memory_bytes, source="given")
+        return found[0] if memory_bytes is None else replace(found[0], memory_bytes=memory_bytes, source=GIVEN)
     if gpu == AUTO:
         # A plan for GPUs that silently became one for CPUs would mislead.
         logger.warning("no CUDA device here: planning for CPU ranks. For GPUs that are elsewhere give --gpu NAME")
     # All ranks share the host's memory, and nothing else is theirs.
     share = host_memory_bytes() // ranks if memory_bytes is None else memory_bytes
-    return Gpu(name=CPU_NAME, memory_bytes=share, source="given" if memory_bytes else "this machine's limit / ranks")
+    return Gpu(name=CPU_NAME, memory_bytes=share, source=GIVEN if memory_bytes else "this machine's limit / ranks")
 
 
 def _local_gpus() -> list[Gpu]:

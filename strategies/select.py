@@ -10,7 +10,7 @@ from strategies.decision import Decision, Rejection
 from strategies.errors import NoPlanFitsError, PlanError
 from strategies.estimate import Estimate
 from strategies.explain import closeness, nothing_fits
-from strategies.job import Job, Precision
+from strategies.job import Job
 from strategies.model_spec import ModelSpec
 from strategies.plan import OffloadDevice, Plan, StrategyName
 from strategies.planner.ranking import MAX_ALTERNATIVES, best_by_strategy, in_order, pareto_front, ranked
@@ -47,7 +47,7 @@ def decide(
     if estimate is not None:
         fixed = replace(fixed, searches_loss=False)  # it is made for the job's own
     question = Question(spec=spec, cluster=cluster, job=job, fixed=fixed, safety=safety, why_not=why_not)
-    _require_bf16(question)
+    _require_precision(question)
     sweep = Sweep(question)
     outcomes = list(sweep.outcomes())
     best = ranked(sweep, (outcome for outcome in outcomes if isinstance(outcome, Fit)))
@@ -83,11 +83,12 @@ def _decision(
     )
 
 
-def _require_bf16(question: Question) -> None:
+def _require_precision(question: Question) -> None:
     gpu, precision = question.cluster.gpu, question.job.precision
-    if precision is Precision.BF16 and not gpu.supports_bf16:
+    if not gpu.computes_in(precision):
         raise PlanError(
-            f"precision=bf16, but {gpu.name} has no bf16 arithmetic (configs/gpus.csv); give --precision fp16 or fp32"
+            f"precision={precision}, but {gpu.name} has no bf16 arithmetic (configs/gpus.csv); give --precision fp32, "
+            f"or fp16 for a plan that another program than scaling.train runs"
         )
 
 

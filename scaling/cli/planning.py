@@ -16,6 +16,7 @@ from strategies.explain import describe_kind, suggestion_line
 from strategies.planner.sweep import Question
 from strategies.search import variants
 from strategies.select import decide
+from strategies.units import format_bytes
 
 
 class Turn(StrEnum):
@@ -43,7 +44,15 @@ class Answer:
     question: Question
     model: str | None = None
     """Where another one is to be planned than was named."""
-    headline: str = ""
+    asked: str = ""
+    """What was asked for, in words; empty where nothing was."""
+    found: str = ""
+    remark: str = ""
+
+    @property
+    def headline(self) -> str:
+        """The answer in one line, empty where nothing was asked for."""
+        return f"{self.asked}: {self.found}{self.remark}" if self.asked else ""
 
 
 def chosen_turn(flags: Mapping[str, Any]) -> Turn | None:
@@ -68,38 +77,78 @@ def chosen_turn(flags: Mapping[str, Any]) -> Turn | None:
 def turned(turn: Turn | None, question: Question) -> Answer:
     """Return the question with the part that was asked for; as it is where none was.
 
+    Offloading is kept out of an answer where some plan does without: it stands behind, with the host memory that it
+    takes. Where that memory is known, what fits may offload, but no batch is better for it.
+
     Raises:
         NoPlanFitsError: there is none with which a plan fits.
     """
     if turn is None:
         return Answer(question=question)
+    from strategies.planner.reverse import without_offload
+
+    on_gpus = without_offload(question)
+    is_about_speed = turn is Turn.GLOBAL_BATCH_SIZE
+    if on_gpus == question or (question.cluster.host_memory_bytes is not None and not is_about_speed):
+        return _answer(turn, question)
+    try:
+        answer = _answer(turn, on_gpus)
+    except NoPlanFitsError:
+        return _answer(turn, question)
+    beyond = "" if is_about_speed else _with_offload(turn, question, answer)
+    return replace(answer, remark=f", without offloading{beyond}{answer.remark}")
+
+
+def _with_offload(turn: Turn, question: Question, on_gpus: Answer) -> str:
+    """Return what offloading would add, and the host memory that it takes at least; empty where it adds nothing."""
+    from strategies.planner.reverse import host_bytes, preferred
+
+    answer = _answer(turn, question)
+    if answer.found == on_gpus.found:
+        return ""
+    needed = min(map(host_bytes, preferred(answer.question)))
+    return f"; with it {answer.found}, if a node has {format_bytes(needed)} of host memory"
+
+
+def _answer(turn: Turn, question: Question) -> Answer:
+    """Return the question with the part that was asked for.
+
+    Raises:
+        NoPlanFitsError: there is none with which a plan fits.
+    """
     from strategies.planner.reverse import best_global_batch_size, largest_model, longest_seq_len, smallest_cluster
 
     match turn:
         case Turn.SEQ_LEN:
             seq_len = longest_seq_len(question)
+            is_all = seq_len == question.spec.max_seq_len
             return Answer(
                 question=question.on(job=replace(question.job, seq_len=seq_len)),
-                headline=f"Longest sequence that fits: {seq_len:,} tokens",
+                asked="Longest sequence that fits",
+                found=f"{seq_len:,} tokens",
+                remark="; the model has no more positions, memory is not the limit" if is_all else "",
             )
         case Turn.GLOBAL_BATCH_SIZE:
             samples = best_global_batch_size(question)
             return Answer(
                 question=question.on(job=replace(question.job, global_batch_size=samples)),
-                headline=f"Smallest global batch within 1 % of the most samples per second: {samples:,}",
+                asked="Smallest global batch within 1 % of the most samples per second",
+                found=f"{samples:,}",
             )
         case Turn.MODEL:
             spec = largest_model(question)
             return Answer(
                 question=replace(question, spec=spec),
                 model=spec.name,
-                headline=f"Largest {spec.family} preset that fits: {spec.name}",
+                asked=f"Largest {spec.family} preset that fits",
+                found=spec.name,
             )
         case Turn.CLUSTER:
             cluster = smallest_cluster(question)
             return Answer(
                 question=question.on(cluster=cluster),
-                headline=f"Fewest {cluster.gpu.name} that fit: {cluster.gpus}",
+                asked=f"Fewest {cluster.gpu.name} that fit",
+                found=f"{cluster.gpus}",
             )
 
 

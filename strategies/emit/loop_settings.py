@@ -92,7 +92,7 @@ def require_expressible(
             f"{target}; train this plan with scaling.train"
         )
     for name, value, possible in (
-        ("precision", job.precision, precisions(plan.strategy)),
+        ("precision", job.precision, tuple(filter(cluster.gpu.computes_in, precisions(plan.strategy)))),
         ("loss", job.loss, (LossImplementation.STANDARD,)),
         ("activation_checkpointing", plan.activation_checkpointing, _WHOLE_BLOCKS),
         ("checkpoint_every", plan.checkpoint_every, (1,)),

@@ -2,14 +2,17 @@
 
 The fastest plan has the first place. All plans within `TIE` of its step time count as equally fast, those within the
 next `TIE` of those too, and so on; among equals the simpler variant comes first (`strategies.search`), and within a
-variant the faster plan. Where no time is known all plans are equally fast: the simplest variant comes first, with its
-largest micro batch.
+variant the faster plan. Of two variants that differ in the loss alone, the less simple one comes first where it is not
+slower and needs less memory. Where no time is known all plans are equally fast: the simplest variant comes first, with
+its largest micro batch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from strategies.plan import Plan, StrategyName
 from strategies.planner.sweep import Fit, Sweep
@@ -27,8 +30,8 @@ def ranked(sweep: Sweep, fits: Iterable[Fit]) -> list[Fit]:
     ``fits``: of each variant the largest micro batch that fits.
     """
     found = [_fastest(sweep, fit) for fit in fits]
-    fastest = _fastest_s(found)
-    return sorted(found, key=lambda fit: _preference(fit, fit.plan, fit.time, fastest))
+    preference = _Preferences.among(found)
+    return sorted(found, key=lambda fit: preference.of(fit, fit.plan, fit.time))
 
 
 def _fastest(sweep: Sweep, fit: Fit) -> Fit:
@@ -83,25 +86,61 @@ Preference = tuple[int, int, float, int]
 _LAST = 10**9
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Preferences:
+    """What decides the order: the time of the fastest plan, and the place of every variant among equals."""
+
+    fastest_s: float
+    places: Mapping[int, int]
+    """By the order of the variant."""
+
+    @classmethod
+    def among(cls, best: Sequence[Fit]) -> _Preferences:
+        """Return the preferences among the best plans of all variants."""
+        fastest = min((fit.time.total_s for fit in best if fit.time is not None), default=0.0)
+        return cls(fastest_s=fastest, places=_places(best))
+
+    def of(self, fit: Fit, plan: Plan, time: StepTime | None) -> Preference:
+        """Return a key that is lower for the plan of a variant that comes first."""
+        place = self.places[fit.order]
+        if time is None:
+            # Behind all plans whose time is known, where there are any.
+            return int(self.fastest_s > 0) * _LAST, place, 0.0, -plan.micro_batch_size
+        ties_behind = math.floor(math.log(time.total_s / self.fastest_s) / math.log1p(TIE))
+        return max(0, ties_behind), place, time.total_s, -plan.micro_batch_size
+
+
+def _places(best: Iterable[Fit]) -> dict[int, int]:
+    """Return the place of each variant from simple to less simple.
+
+    The framework's own loss is the simpler one, but nobody gains by it where another is faster and smaller.
+    """
+    in_order = sorted(best, key=lambda fit: fit.order)
+    places = {fit.order: fit.order for fit in in_order}
+    for simpler, other in pairwise(in_order):
+        if _differ_in_the_loss_alone(simpler, other) and _beats(other, simpler):
+            places[simpler.order], places[other.order] = other.order, simpler.order
+    return places
+
+
+def _differ_in_the_loss_alone(one: Fit, other: Fit) -> bool:
+    return replace(one.variant, job=other.variant.job) == other.variant
+
+
+def _beats(one: Fit, other: Fit) -> bool:
+    """Whether a plan is not slower than another and needs less memory."""
+    if one.time is None or other.time is None:
+        return False
+    return one.time.total_s <= other.time.total_s and one.estimate.device_bytes < other.estimate.device_bytes
+
+
 def _open_plans(sweep: Sweep, best: list[Fit]) -> Iterator[tuple[Preference, int, Fit, Plan]]:
     """Yield every plan that may fit: preference, floor under its device bytes, the variant's best plan, itself."""
-    fastest = _fastest_s(best)
+    preference = _Preferences.among(best)
     for fit in best:
-        yield _preference(fit, fit.plan, fit.time, fastest), fit.estimate.device_bytes, fit, fit.plan
+        yield preference.of(fit, fit.plan, fit.time), fit.estimate.device_bytes, fit, fit.plan
         for plan, floor in sweep.smaller(fit):
-            yield _preference(fit, plan, sweep.time_of(fit.order, plan), fastest), floor, fit, plan
-
-
-def _fastest_s(fits: Iterable[Fit]) -> float:
-    return min((fit.time.total_s for fit in fits if fit.time is not None), default=0.0)
-
-
-def _preference(fit: Fit, plan: Plan, time: StepTime | None, fastest_s: float) -> Preference:
-    if time is None:
-        # Behind all plans whose time is known, where there are any.
-        return int(fastest_s > 0) * _LAST, fit.order, 0.0, -plan.micro_batch_size
-    ties_behind = math.floor(math.log(time.total_s / fastest_s) / math.log1p(TIE))
-    return max(0, ties_behind), fit.order, time.total_s, -plan.micro_batch_size
+            yield preference.of(fit, plan, sweep.time_of(fit.order, plan)), floor, fit, plan
 
 
 def _thinned(front: list[Fit]) -> list[Fit]:

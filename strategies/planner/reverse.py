@@ -8,9 +8,11 @@ from dataclasses import replace
 from strategies.cluster import Cluster
 from strategies.decision import Rejection
 from strategies.errors import NoPlanFitsError, PlanError, ScalingError
+from strategies.explain import nothing_fits
 from strategies.job import MAX_SIZE, Job
 from strategies.load_model import load_model_spec
 from strategies.model_spec import ModelSpec
+from strategies.plan import OffloadDevice
 from strategies.planner.ranking import TIE, ranked
 from strategies.planner.sweep import Fit, Question, Sweep
 from strategies.presets import configs_folder
@@ -29,14 +31,32 @@ NODE_SIZE = 8
 
 def best_fit(question: Question) -> Fit | None:
     """Return the plan that is preferred, None where none fits."""
+    return next(iter(preferred(question)), None)
+
+
+def preferred(question: Question) -> list[Fit]:
+    """Return of each variant that fits its best plan, in order of preference."""
     sweep = Sweep(question)
-    fits = (outcome for outcome in sweep.outcomes() if isinstance(outcome, Fit))
-    return next(iter(ranked(sweep, fits)), None)
+    return ranked(sweep, sweep.fits()) if sweep.any_fits() else []
 
 
 def fits(question: Question) -> bool:
-    """Whether any plan fits; the least demanding variants are looked at first."""
-    return any(not isinstance(outcome, Rejection) for outcome in Sweep(question).outcomes(last_first=True))
+    """Whether any plan fits."""
+    return Sweep(question).any_fits()
+
+
+def host_bytes(fit: Fit) -> int:
+    """Return the host memory of a node that a plan takes at its highest moment."""
+    return 0 if fit.estimate.host is None else fit.estimate.host.peak.total_bytes
+
+
+def without_offload(question: Question) -> Question:
+    """Return the question about plans that keep everything on the GPUs; as it is where a place has been named."""
+    named = {question.fixed.offload_optimizer, question.fixed.offload_param} - {None, OffloadDevice.NONE}
+    if named or question.cluster.gpu.is_cpu:
+        return question
+    nowhere = OffloadDevice.NONE
+    return question.on(fixed=replace(question.fixed, offload_optimizer=nowhere, offload_param=nowhere))
 
 
 def longest_seq_len(question: Question) -> int:
@@ -103,30 +123,42 @@ def smallest_cluster(question: Question) -> Cluster:
     Raises:
         NoPlanFitsError: no number does.
     """
-    job = question.job
-    for gpus in divisors(job.global_batch_size):
+    samples, micro_batch_size = question.job.global_batch_size, question.fixed.micro_batch_size or 1
+    largest: Question | None = None
+    for gpus in divisors(samples):
         cluster = grown(question.cluster, gpus)
-        if cluster is None or job.global_batch_size % (gpus * (question.fixed.micro_batch_size or 1)):
+        if cluster is None or samples % (gpus * micro_batch_size):
             continue
-        if fits(question.on(cluster=cluster)):
+        largest = question.on(cluster=cluster)
+        if fits(largest):
             return cluster
     raise NoPlanFitsError(
-        f"no number of {question.cluster.gpu.name} fits, up to one a sample (global_batch_size="
-        f"{job.global_batch_size}); give a larger global batch, or another GPU"
+        f"no number of {question.cluster.gpu.name} fits, up to one a sample (global_batch_size={samples}); "
+        f"give a larger global batch, or another GPU{_why_not(largest) if largest else ''}"
     )
+
+
+def _why_not(question: Question) -> str:
+    """Return what a cluster on which nothing fits lacks."""
+    rejected = tuple(each for each in Sweep(question).outcomes() if isinstance(each, Rejection))
+    told = nothing_fits(rejected, cluster=question.cluster, safety=question.safety)
+    return f". On {question.cluster.gpus}, {question.cluster.ranks_per_node} a node: {told}"
 
 
 def grown(cluster: Cluster, gpus: int) -> Cluster | None:
     """Return the cluster with so many GPUs in nodes like its own; None where they fill no whole number of nodes.
 
-    A single node may have up to eight, as on the command line; ranks on CPUs are always one node.
+    A single node may have up to eight, as on the command line; ranks on CPUs are always one node, and share its memory.
     """
     per_node = cluster.gpus_per_node
     if cluster.num_nodes == 1:
         per_node = gpus if cluster.gpu.is_cpu else max(per_node, NODE_SIZE)
     if gpus > per_node and gpus % per_node:
         return None
-    return replace(cluster, gpus=gpus, gpus_per_node=min(gpus, per_node))
+    gpu = cluster.gpu
+    if gpu.shares_host_memory:
+        gpu = replace(gpu, memory_bytes=gpu.memory_bytes * cluster.gpus // gpus)
+    return replace(cluster, gpu=gpu, gpus=gpus, gpus_per_node=min(gpus, per_node))
 
 
 def _batches(unit: int, most: int) -> Iterator[int]:

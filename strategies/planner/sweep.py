@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from strategies.adapt import as_trained
 from strategies.cluster import Cluster
 from strategies.decision import RankedPlan, Rejection, Resource
 from strategies.errors import ClusterError, PlanError, SpecError
 from strategies.estimate import Estimate
 from strategies.job import Job
+from strategies.memory.host import host_ledger
 from strategies.memory.predict import predict
 from strategies.memory.reserved import context_bytes
 from strategies.model_spec import ModelSpec
-from strategies.plan import Buckets, Plan, StrategyName
+from strategies.plan import Plan
 from strategies.planner.bound import Bound, lower_bound
+from strategies.planner.buckets import WITH_BUCKETS, smaller_buckets
 from strategies.planner.safety import capacity, margin, needed_bytes, shortage
 from strategies.search import FixedParts, Variant, micro_batch_sizes, variants
 from strategies.time.step_time import StepTime, step_time, times_known
-from strategies.zero import MIN_BUCKET_ELEMENTS
 
 WhyNot = Callable[[Job, Plan], str | None]
 """Why a plan may not be offered, for instance because the trainer cannot run it; None where it may."""
@@ -87,14 +89,23 @@ class Sweep:
         self._known: dict[tuple[int, Plan], Estimate] = {}
         self._times: dict[tuple[int, Plan], StepTime | None] = {}
 
-    def outcomes(self, *, last_first: bool = False) -> Iterator[Fit | Rejection]:
-        """Yield for each variant its largest micro batch that fits, or the closest one that does not.
-
-        ``last_first``: the variants that save most, which are the least simple ones, come first.
-        """
-        numbered = list(enumerate(self._variants))
-        for order, (variant, bound) in reversed(numbered) if last_first else numbered:
+    def outcomes(self) -> Iterator[Fit | Rejection]:
+        """Yield for each variant its largest micro batch that fits, or the closest one that does not."""
+        for order, (variant, bound) in enumerate(self._variants):
             yield self._largest(order, variant, bound)
+
+    def fits(self) -> Iterator[Fit]:
+        """Yield for each variant that fits its largest micro batch that does."""
+        for order, (variant, bound) in enumerate(self._variants):
+            if self._is_possible(order, variant, bound):
+                found = self._largest(order, variant, bound)
+                assert isinstance(found, Fit)
+                yield found
+
+    def any_fits(self) -> bool:
+        """Whether any plan fits; the variants that save most, which are the least simple ones, are looked at first."""
+        numbered = reversed(list(enumerate(self._variants)))
+        return any(self._is_possible(order, variant, bound) for order, (variant, bound) in numbered)
 
     def smaller(self, fit: Fit) -> Iterator[tuple[Plan, int]]:
         """Yield the plans of a variant with smaller micro batches, each with the floor under its device bytes."""
@@ -119,25 +130,58 @@ class Sweep:
             self._times[key] = known_step_time(question.spec, cluster=question.cluster, job=job, plan=plan)
         return self._times[key]
 
+    def _is_possible(self, order: int, variant: Variant, bound: Bound) -> bool:
+        """Whether any micro batch of a variant fits.
+
+        More samples never need less, all else being equal: of those that accumulate the smallest decides, and there is
+        one that does not.
+        """
+        plans = self._plans(variant, bound)
+        deciding = plans[-1:] if len(plans) < 2 or _accumulates(plans[0]) else [plans[-1], plans[0]]
+        return any(
+            not self._lacks_host_memory(variant, plan) and self._tried(order, variant, plan)[2] is None
+            for plan in deciding
+        )
+
     def _largest(self, order: int, variant: Variant, bound: Bound) -> Fit | Rejection:
-        gpus, rejection = self.question.cluster.gpus, None
-        for size in self._sizes_of(variant):
-            if bound.num_bytes(size) > self._in_allocator:
-                continue
-            plan = variant.plan(size, gpus=gpus)
-            estimate = self._estimate(order, variant, plan)
-            lacking = self._shortage(estimate)
-            if lacking is not None and lacking[0] is Resource.GPU_MEMORY:
-                plan, estimate, lacking = self._with_smaller_buckets(order, variant, plan, estimate, lacking)
+        rejection = None
+        for whole in self._plans(variant, bound):
+            plan, estimate, lacking = self._tried(order, variant, whole)
             if lacking is None:
                 time = self.time_of(order, plan)
                 return Fit(order=order, variant=variant, plan=plan, estimate=estimate, time=time)
             rejection = rejection_of(variant, plan, estimate, lacking, cluster=self.question.cluster)
+            if lacking[0] is Resource.HOST_MEMORY and _accumulates(plan):
+                break  # a node holds as much with smaller micro batches
         return rejection or self._below_floor(variant, bound)
 
+    def _plans(self, variant: Variant, bound: Bound) -> list[Plan]:
+        """Return a variant's plans whose floor is not above the memory, largest micro batch first."""
+        return [
+            variant.plan(size, gpus=self.question.cluster.gpus)
+            for size in self._sizes_of(variant)
+            if bound.num_bytes(size) <= self._in_allocator
+        ]
+
+    def _tried(self, order: int, variant: Variant, plan: Plan) -> tuple[Plan, Estimate, tuple[Resource, int] | None]:
+        """Return the plan, with smaller buckets where those let it fit, its estimate, and what it lacks."""
+        estimate = self._estimate(order, variant, plan)
+        lacking = self._shortage(estimate)
+        if lacking is not None and lacking[0] is Resource.GPU_MEMORY:
+            return self._with_smaller_buckets(order, variant, plan, estimate, lacking)
+        return plan, estimate, lacking
+
+    def _lacks_host_memory(self, variant: Variant, plan: Plan) -> bool:
+        """Whether a node's memory is too small for a plan: found without laying out what is on the GPUs."""
+        cluster, spec = self.question.cluster, as_trained(self.question.spec, variant.job)
+        if cluster.host_memory_bytes is None or cluster.gpu.is_cpu:
+            return False
+        host = host_ledger(spec, cluster=cluster, job=variant.job, plan=plan)
+        return host.peak.total_bytes > cluster.host_memory_bytes
+
     def _sizes_of(self, variant: Variant) -> list[int]:
-        """Return the micro batches at which the variant is not the same as a simpler one."""
-        if variant.sync_each_batch:
+        """Return the micro batches at which the variant is not the same as a simpler one that is tried too."""
+        if variant.sync_each_batch or self.question.fixed.sync_each_batch is not None:
             return self._sizes
         share = self.question.job.global_batch_size // self.question.cluster.gpus
         return [size for size in self._sizes if size < share]
@@ -147,9 +191,9 @@ class Sweep:
     ) -> tuple[Plan, Estimate, tuple[Resource, int] | None]:
         """Return the plan with the largest buckets that let it fit; as it was where no size does."""
         # More than the buckets hold cannot be saved.
-        if variant.strategy not in _WITH_BUCKETS or lacking[1] > estimate.memory.peak.causes.communication_buckets:
+        if variant.strategy not in WITH_BUCKETS or lacking[1] > estimate.memory.peak.causes.communication_buckets:
             return plan, estimate, lacking
-        for buckets in _smaller_buckets(variant.buckets):
+        for buckets in smaller_buckets(variant.buckets):
             smaller = replace(plan, buckets=buckets)
             less = self._estimate(order, variant, smaller)
             if self._shortage(less) is None:
@@ -195,19 +239,8 @@ def rejection_of(
     )
 
 
-_WITH_BUCKETS = (StrategyName.ZERO1, StrategyName.ZERO2, StrategyName.ZERO3)
-"""DDP's buckets are its gradients, and FSDP2 has none."""
-
-
-def _smaller_buckets(buckets: Buckets) -> Iterator[Buckets]:
-    """Yield buckets of half the size, a quarter, ..., down to those that are never too small to fill a link."""
-    size = buckets.reduce_bucket_size // 2
-    while size >= MIN_BUCKET_ELEMENTS:
-        prefetch = min(size, buckets.stage3_prefetch_bucket_size)
-        yield replace(
-            buckets, reduce_bucket_size=size, allgather_bucket_size=size, stage3_prefetch_bucket_size=prefetch
-        )
-        size //= 2
+def _accumulates(plan: Plan) -> bool:
+    return plan.gradient_accumulation_steps > 1
 
 
 def known_step_time(spec: ModelSpec, *, cluster: Cluster, job: Job, plan: Plan) -> StepTime | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
 from strategies.errors import PlanError, SpecError
+from strategies.fsdp2_groups import shard_elements
 from strategies.job import LossImplementation, Precision
 from strategies.memory.predict import predict
+from strategies.model_spec import ParameterTensor
 from strategies.plan import OffloadDevice, StrategyName
 from strategies.planner.bound import lower_bound
 from strategies.planner.sweep import Fit, Question
@@ -18,6 +21,8 @@ LARGE_LOGITS = 0.25
 """Share of the peak beyond which the loss is worth changing."""
 FULL_HOST = 0.9
 """Share of a node's memory beyond which the page cache and data loaders have no room."""
+UNEVEN = 1.5
+"""Times an even share, beyond which FSDP2's shards are the reason for what it needs."""
 STAGES = (StrategyName.DDP, StrategyName.ZERO1, StrategyName.ZERO2, StrategyName.ZERO3)
 
 
@@ -26,6 +31,7 @@ def warnings_about(chosen: Fit, question: Question) -> Iterator[str]:
     yield from _higher_stages(chosen, question)
     yield from _logits(chosen)
     yield from _host(chosen, question)
+    yield from _uneven_shards(question)
     if chosen.variant.job.precision is Precision.BF16_PURE:
         yield (
             "bf16-pure keeps weights and optimizer states in 16 bits: changes below 1/256 of a number are lost, and "
@@ -86,3 +92,22 @@ def _host(chosen: Fit, question: Question) -> Iterator[str]:
         )
     elif known is not None and needed > FULL_HOST * known:
         yield f"host memory is almost full: {format_bytes(needed)} of {format_bytes(known)} a node"
+
+
+def _uneven_shards(question: Question) -> Iterator[str]:
+    """Yield that FSDP2, if it was looked at, leaves some ranks without rows of a tensor that has few."""
+    spec, gpus = question.spec, question.cluster.gpus
+    if question.fixed.strategy not in (None, StrategyName.FSDP2):
+        return
+    extra = Counter[ParameterTensor]()
+    for group in spec.groups:
+        for tensor in group.tensors:
+            extra[tensor] += group.num_copies * (gpus * shard_elements(tensor, gpus) - tensor.num_params)
+    ratio = 1 + extra.total() / spec.num_params
+    if ratio > UNEVEN:
+        ((worst, _),) = extra.most_common(1)
+        yield (
+            f"fsdp2 cuts every tensor along its first dimension: of {gpus} ranks the fullest keep {ratio:.2f} times an "
+            f"even share of the states, mostly since {worst.name.format(layer='*')} has {worst.shape[0]} rows; "
+            f"zero3 cuts evenly"
+        )

@@ -7,7 +7,7 @@ import pytest
 from strategies.cluster import Cluster, gpu_preset
 from strategies.errors import JobError, NoPlanFitsError, PlanError
 from strategies.estimate import Estimate
-from strategies.job import Job
+from strategies.job import Job, Precision
 from strategies.load_model import load_model_spec
 from strategies.memory.predict import predict
 from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName, accumulation_steps
@@ -53,6 +53,14 @@ def test_decide_raises_with_the_closest_plan_when_nothing_fits() -> None:
     with pytest.raises(NoPlanFitsError, match=message) as caught:
         decide(tiny_spec(), cluster=small_cluster(memory_bytes=1024), job=small_job())
     assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16-autocast", "bf16-pure"])
+def test_formats_that_the_gpu_lacks_are_refused_with_those_that_it_has(precision: str) -> None:
+    cluster = Cluster(gpu=gpu_preset("V100-16GB-SXM2"), gpus=4, gpus_per_node=4)
+    job = replace(small_job(), precision=Precision(precision))
+    with pytest.raises(PlanError, match=f"precision={precision}, but V100-16GB-SXM2 has no bf16 .* --precision fp32"):
+        decide(tiny_spec(), cluster=cluster, job=job)
 
 
 def test_candidates_obey_every_fixed_part() -> None:

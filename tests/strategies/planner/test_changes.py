@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from strategies.decision import Suggestion
+from dataclasses import replace
+
+import pytest
+
+from strategies import detect
+from strategies.cluster import gpu_preset
+from strategies.decision import Rejection, Resource, Suggestion
+from strategies.detect import build_cluster
 from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
 from strategies.planner.changes import what_if
-from strategies.planner.reverse import best_fit
-from strategies.planner.sweep import Question
+from strategies.planner.reverse import best_fit, fits
+from strategies.planner.sweep import Question, Sweep
 from strategies.search import FixedParts
 from strategies.select import decide
-from strategies.units import GIB
+from strategies.units import GIB, ceil_div
 from tests.strategies.planner.builders import question
 
 NOT_OFFLOADED = {"offload_optimizer": OffloadDevice.NONE, "offload_param": OffloadDevice.NONE}
@@ -97,5 +104,57 @@ def test_gpus_are_added_one_by_one_in_a_node_and_then_by_node() -> None:
 def test_a_batch_that_does_not_divide_grows_and_is_named() -> None:
     asked = question(gpu="RTX4090", gpus=2, global_batch_size=64)
     found = by_flag(asked)["--gpus"]
-    assert found.changes == ("--gpus 3 --global-batch-size 66",)
+    # A node's size may have been typed too: the last one counts.
+    assert found.changes == ("--gpus 3 --gpus-per-node 3 --global-batch-size 66",)
     assert found.job.global_batch_size == 66
+
+
+def test_host_memory_is_suggested_to_the_gibibyte() -> None:
+    asked = question("llama-3-70b", host_memory_bytes=512 * GIB)
+    found = by_flag(asked)["--host-memory-gib"].cluster
+    lacking = [each for each in Sweep(asked).outcomes() if isinstance(each, Rejection)]
+    least = min(each.needed_bytes for each in lacking if each.resource is Resource.HOST_MEMORY)
+    assert found.host_memory_bytes == ceil_div(least, GIB) * GIB
+    assert fits(asked.on(cluster=found))
+    assert not fits(asked.on(cluster=replace(found, host_memory_bytes=found.host_memory_bytes - GIB)))
+
+
+def test_fewer_gpus_a_node_are_suggested_where_their_ranks_build_too_much() -> None:
+    """Every rank builds 141 GB of weights: eight of them a node are too many for 512 GiB, three are not."""
+    asked = question("llama-3-70b", gpus=64, global_batch_size=512, host_memory_bytes=512 * GIB)
+    found = by_flag(asked)["--gpus-per-node"]
+    assert found.changes == ("--gpus-per-node 2",)
+    assert (found.cluster.num_nodes, found.cluster.gpus) == (32, 64)
+
+
+def test_small_nodes_are_suggested_more_of_where_a_full_one_would_lack_host_memory() -> None:
+    asked = question("qwen2.5-7b", gpu="RTX4090", gpus=2, host_memory_bytes=64 * GIB)
+    found = by_flag(asked)["--gpus"]
+    assert found.changes == (f"--gpus {found.cluster.gpus} --gpus-per-node 2",)
+    assert found.cluster.ranks_per_node == 2
+
+
+def test_a_faster_gpu_of_the_same_memory_counts_where_a_plan_fits() -> None:
+    """By the names 80 GB both, by what torch reports 79.15 and 79.10 GiB."""
+    found = by_flag(question(gpu="A100-80GB-SXM"))["--gpu"]
+    assert found.changes == ("--gpu H100-80GB-SXM",)
+    assert found.cluster.gpu.memory_bytes < gpu_preset("A100-80GB-SXM").memory_bytes
+
+
+@pytest.mark.parametrize("memory_gib", [None, 24.0])
+def test_more_ranks_on_cpus_have_more_memory_only_where_it_was_given_for_each(
+    memory_gib: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detect, "host_memory_bytes", lambda: 24 * GIB)
+
+    def typed(gpus: int) -> Question:
+        cluster = build_cluster(
+            gpu="cpu", gpus=gpus, gpus_per_node=None, gpu_memory_gib=memory_gib, host_memory_gib=None
+        )
+        return question().on(cluster=cluster)
+
+    assert best_fit(typed(1)) is None
+    found = by_flag(typed(1))
+    assert ("--gpus" in found) is (memory_gib is not None)
+    if memory_gib is not None:
+        assert fits(typed(found["--gpus"].cluster.gpus))

@@ -16,7 +16,7 @@ from strategies.planner.bound import Bound, lower_bound
 from strategies.planner.changes import what_if
 from strategies.planner.ranking import TIE
 from strategies.planner.safety import needed_bytes, shortage
-from strategies.planner.sweep import Question, known_step_time
+from strategies.planner.sweep import Fit, Question, Sweep, known_step_time
 from strategies.search import Variant, candidates, micro_batch_sizes, variants
 from strategies.select import decide
 from strategies.serialize import from_json, to_json
@@ -88,6 +88,29 @@ def test_the_chosen_plan_is_the_fastest_that_fits_and_stands_on_the_front(questi
             seconds < ranked.time.total_s / (1 + TIE) ** 2 and num_bytes < ranked.device_bytes
             for seconds, num_bytes in fitting
         )
+
+
+@slow_first_time
+@given(question=questions())
+def test_no_other_loss_alone_is_faster_and_smaller(question: Question) -> None:
+    decision = decided(question)
+    assume(decision is not None and decision.time is not None)
+    assert decision is not None
+    assert decision.time is not None
+    chosen = decision.plan
+    for other in decision.alternatives:
+        batch = {"micro_batch_size": chosen.micro_batch_size, "buckets": chosen.buckets}
+        alike = replace(other.plan, gradient_accumulation_steps=chosen.gradient_accumulation_steps, **batch)
+        if alike == chosen and other.time is not None:
+            assert other.time.total_s > decision.time.total_s or other.device_bytes >= decision.estimate.device_bytes
+
+
+@slow_first_time
+@given(question=questions())
+def test_whether_any_plan_fits_is_found_without_all_of_them(question: Question) -> None:
+    found = [outcome for outcome in Sweep(question).outcomes() if isinstance(outcome, Fit)]
+    assert Sweep(question).any_fits() is bool(found)
+    assert list(Sweep(question).fits()) == found
 
 
 def _variants(question: Question) -> list:

@@ -2,10 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
+
 from strategies.cluster import Cluster, Gpu
-from strategies.job import Job
+from strategies.explain import describe_variant
+from strategies.job import Job, LossImplementation
 from strategies.memory.predict import predict
 from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
+from strategies.planner.ranking import TIE
 from strategies.planner.sweep import Fit, Sweep, known_step_time
 from strategies.search import FixedParts, candidates
 from strategies.select import decide
@@ -30,6 +34,27 @@ def test_the_fastest_plan_is_taken_though_a_simpler_one_fits() -> None:
     simpler = decide(asked.spec, cluster=asked.cluster, job=asked.job, fixed=full)
     assert simpler.time is not None
     assert decision.time.total_s < 0.9 * simpler.time.total_s  # a third of the forward is not computed again
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "gpus"), [("llama-3-70b", "H100-80GB-SXM", 64), ("llama-3-8b", "A100-80GB-SXM", 8)]
+)
+def test_a_loss_that_is_faster_and_smaller_takes_a_tie_from_the_framework_s_own(
+    model: str, gpu: str, gpus: int
+) -> None:
+    asked = question(model, gpu, gpus=gpus, global_batch_size=8 * gpus)
+    decision = decide(asked.spec, cluster=asked.cluster, job=asked.job, fixed=asked.fixed)
+    assert decision.job.loss is LossImplementation.FUSED
+    own = decision.alternatives[0]
+    assert describe_variant(own.plan) == describe_variant(decision.plan)
+    assert own.loss is LossImplementation.STANDARD
+    assert decision.time is not None
+    assert own.time is not None
+    assert decision.time.total_s <= own.time.total_s < decision.time.total_s * (1 + TIE)
+    assert decision.estimate.device_bytes < own.device_bytes
+    # Nothing is searched where a loss is named.
+    named = decide(asked.spec, cluster=asked.cluster, job=asked.job, fixed=FixedParts())
+    assert named.job.loss is LossImplementation.STANDARD
 
 
 def test_times_of_a_decision_are_those_of_the_time_model() -> None:

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from strategies.cluster import Cluster
+from strategies.cluster import Cluster, Gpu
 from strategies.errors import NoPlanFitsError
 from strategies.load_model import load_model_spec
 from strategies.plan import OffloadDevice
+from strategies.planner import sweep
 from strategies.planner.reverse import (
     best_fit,
     best_global_batch_size,
@@ -15,10 +16,13 @@ from strategies.planner.reverse import (
     grown,
     largest_model,
     longest_seq_len,
+    preferred,
     smallest_cluster,
+    without_offload,
 )
 from strategies.planner.sweep import Question
 from strategies.search import FixedParts
+from strategies.units import GIB
 from tests.strategies.planner.builders import question
 
 ON_GPUS = FixedParts(offload_optimizer=OffloadDevice.NONE, offload_param=OffloadDevice.NONE, searches_loss=True)
@@ -81,6 +85,48 @@ def test_no_cluster_is_told_where_one_sample_a_gpu_is_too_few_gpus() -> None:
     asked = question("llama-3.1-405b", global_batch_size=16, fixed=ON_GPUS)
     with pytest.raises(NoPlanFitsError, match="no number of H100-80GB-SXM fits"):
         smallest_cluster(asked)
+
+
+def test_no_cluster_is_told_with_what_its_nodes_lack() -> None:
+    """Eight ranks a node build 8 x 141 GB of weights."""
+    asked = question("llama-3-70b", global_batch_size=64, host_memory_bytes=512 * GIB)
+    with pytest.raises(NoPlanFitsError, match=r"On 64, 8 a node: no plan fits .* of host memory a node, .* over"):
+        smallest_cluster(asked)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "is_left_out"),
+    [
+        (FixedParts(), True),
+        (FixedParts(offload_param=OffloadDevice.NONE), True),
+        (FixedParts(offload_param=OffloadDevice.CPU), False),
+    ],
+)
+def test_offloading_is_left_out_but_where_it_is_named(fixed: FixedParts, is_left_out: bool) -> None:
+    asked = question(fixed=fixed)
+    found = without_offload(asked).fixed
+    assert (found != fixed) is is_left_out
+    assert {fit.plan.offload_optimizer for fit in preferred(without_offload(asked))} == (
+        {OffloadDevice.NONE} if is_left_out else {OffloadDevice.NONE, OffloadDevice.CPU}
+    )
+
+
+def test_ranks_on_cpus_share_what_one_had() -> None:
+    alone = Cluster(gpu=Gpu(name="cpu", memory_bytes=24 * GIB), gpus=1, gpus_per_node=1)
+    found = grown(alone, 8)
+    assert found is not None
+    assert (found.gpus_per_node, found.gpu.memory_bytes) == (8, 3 * GIB)
+
+
+def test_nothing_is_laid_out_for_what_host_memory_forbids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight ranks build 1.1 TB whatever the plan; predicting every plan made refusals take seconds."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a plan was predicted")
+
+    asked = question("llama-3-70b", gpus=64, global_batch_size=512, host_memory_bytes=512 * GIB)
+    monkeypatch.setattr(sweep, "predict", refuse)
+    assert not fits(asked)
 
 
 @pytest.mark.parametrize(

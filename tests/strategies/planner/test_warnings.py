@@ -44,6 +44,15 @@ def test_host_memory_is_warned_of(host_gib: int | None, words: str) -> None:
     assert words in warned(asked)
 
 
+def test_shards_of_few_rows_are_named() -> None:
+    """Eight experts are one tensor of eight rows: of sixteen ranks half have one expert each, and half have none."""
+    asked = question("mixtral-8x7b", gpu="H200-141GB-SXM", gpus=16)
+    assert "of 16 ranks the fullest keep 1.97 times an even share" in warned(asked)  # experts are 97 % of the weights
+    assert "has 8 rows" in warned(asked)
+    assert "even share" not in warned(asked.on(fixed=FixedParts(strategy=StrategyName.ZERO3)))
+    assert "even share" not in warned(question(gpus=16))
+
+
 def test_sixteen_bit_states_are_warned_of() -> None:
     asked = question("llama-3.2-1b")
     pure = asked.on(job=replace(asked.job, precision=Precision.BF16_PURE))
