@@ -35,6 +35,8 @@ _GIVEN_INSTEAD = {
 }
 _NEEDED = (Turn.SEQ_LEN, Turn.GLOBAL_BATCH_SIZE)
 """What has no default: given, or asked for."""
+USUAL_HOST_BYTES = 2 * 10**12
+"""Of a node of eight GPUs with 80 GB: NVIDIA's data sheets of the DGX A100 640GB and the DGX H100 have 2 TB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,27 +89,33 @@ def turned(turn: Turn | None, question: Question) -> Answer:
         return Answer(question=question)
     from strategies.planner.reverse import without_offload
 
-    on_gpus = without_offload(question)
-    is_about_speed = turn is Turn.GLOBAL_BATCH_SIZE
-    if on_gpus == question or (question.cluster.host_memory_bytes is not None and not is_about_speed):
+    on_gpus, is_host_known = without_offload(question), question.cluster.host_memory_bytes is not None
+    if on_gpus == question or (is_host_known and turn is not Turn.GLOBAL_BATCH_SIZE):
         return _answer(turn, question)
     try:
         answer = _answer(turn, on_gpus)
     except NoPlanFitsError:
-        return _answer(turn, question)
-    beyond = "" if is_about_speed else _with_offload(turn, question, answer)
+        answer = _answer(turn, question)
+        needed = "" if is_host_known else f", with {_host_memory(answer.question)}"
+        return replace(answer, remark=f"{needed}{answer.remark}")
+    beyond = "" if turn is Turn.GLOBAL_BATCH_SIZE else _with_offload(turn, question, on_gpus=answer)
     return replace(answer, remark=f", without offloading{beyond}{answer.remark}")
 
 
-def _with_offload(turn: Turn, question: Question, on_gpus: Answer) -> str:
-    """Return what offloading would add, and the host memory that it takes at least; empty where it adds nothing."""
+def _with_offload(turn: Turn, question: Question, *, on_gpus: Answer) -> str:
+    """Return what offloading would add on nodes that there are; empty where it adds nothing."""
+    try:
+        answer = _answer(turn, question.on(cluster=replace(question.cluster, host_memory_bytes=USUAL_HOST_BYTES)))
+    except NoPlanFitsError:
+        return ""
+    return "" if answer.found == on_gpus.found else f"; {answer.found} with {_host_memory(answer.question)}"
+
+
+def _host_memory(question: Question) -> str:
+    """Return the least host memory with which a plan fits."""
     from strategies.planner.reverse import host_bytes, preferred
 
-    answer = _answer(turn, question)
-    if answer.found == on_gpus.found:
-        return ""
-    needed = min(map(host_bytes, preferred(answer.question)))
-    return f"; with it {answer.found}, if a node has {format_bytes(needed)} of host memory"
+    return f"offloading to {format_bytes(min(map(host_bytes, preferred(question))))} of host memory a node"
 
 
 def _answer(turn: Turn, question: Question) -> Answer:
