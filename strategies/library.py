@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from strategies.errors import PlanError, SpecError
 from strategies.job import Attention, Job, LossImplementation, OptimizerName, Precision
+from strategies.keywords import checks_keywords
 from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
 from strategies.trained import ALL_LINEAR, Lora
 
@@ -38,6 +39,7 @@ class HuggingFaceConfig(Protocol):
     def to_dict(self) -> dict[str, Any]: ...
 
 
+@checks_keywords
 def plan(
     model: str | os.PathLike[str] | Mapping[str, Any] | HuggingFaceConfig,
     *,
@@ -62,7 +64,7 @@ def plan(
     offload_optimizer: str | None = None,
     offload_param: str | None = None,
     lora_rank: int | None = None,
-    lora_targets: str | None = None,
+    lora_targets: str | Sequence[str] | None = None,
     freeze: Sequence[str] | None = None,
     safety: float = 0.9,
     runs_in: str | None = None,
@@ -71,10 +73,12 @@ def plan(
 
     ``model``: a preset, a folder, a config.json, a hub id, the content of a config.json, or a transformers config.
     ``gpu`` and ``gpus``: this machine's where left out. What fixes a part of the plan is obeyed or refused; the rest is
-    searched. ``runs_in``: ``accelerate`` or ``transformers``, to choose among the plans that they can run.
+    searched. ``lora_targets``: names with commas between them, or a list as in PEFT. ``runs_in``: ``accelerate`` or
+    ``transformers``, to choose among the plans that they can run.
 
     Raises:
-        ScalingError: the input contradicts itself, or nothing fits (NoPlanFitsError).
+        ScalingError: an argument is of the wrong type or impossible, arguments contradict each other, or nothing fits
+            (NoPlanFitsError).
     """
     from strategies.detect import build_cluster
     from strategies.load_model import model_spec, resolve_model
@@ -136,7 +140,7 @@ def _named(model: str | os.PathLike[str] | Mapping[str, Any] | HuggingFaceConfig
     return model.to_dict()
 
 
-def _lora(rank: int | None, targets: str | None) -> Lora | None:
+def _lora(rank: int | None, targets: str | Sequence[str] | None) -> Lora | None:
     """Return the adapters that are trained.
 
     Raises:
@@ -146,8 +150,10 @@ def _lora(rank: int | None, targets: str | None) -> Lora | None:
         return None
     if rank is None:
         raise PlanError(f"lora_targets={targets!r} names layers for adapters; give their lora_rank too")
-    names = tuple(name.strip() for name in (targets or ALL_LINEAR).split(","))
-    return Lora(rank=rank, target_modules=names)
+    if targets is None:
+        return Lora(rank=rank, target_modules=(ALL_LINEAR,))
+    names = targets.split(",") if isinstance(targets, str) else targets
+    return Lora(rank=rank, target_modules=tuple(name.strip() for name in names))
 
 
 def _optional(kind: type[Choice], name: str, value: str | None) -> Choice | None:

@@ -15,12 +15,14 @@ from typer.testing import CliRunner
 import strategies
 from scaling.cli import app
 from scaling.cli.plan import plan as command
-from strategies.errors import NoPlanFitsError, PlanError, SpecError
+from strategies.decision import Decision
+from strategies.errors import JobError, NoPlanFitsError, PlanError, SpecError
 from strategies.explain import describe_plan
 from strategies.job import LossImplementation
+from strategies.keywords import KINDS
 from strategies.load_model import resolve_model
 from strategies.plan import Plan
-from strategies.serialize import plain
+from strategies.serialize import from_json, plain, to_json
 
 JOB: dict[str, Any] = {"gpus": 8, "gpu": "H100-80GB-SXM", "seq_len": 4096, "global_batch_size": 64}
 FLAGS = [
@@ -130,6 +132,88 @@ def test_adapters_need_a_rank() -> None:
 def test_unknown_word_is_told_with_the_known_ones(name: str, value: str, choices: str) -> None:
     with pytest.raises(PlanError, match=f"{name}='{value}' is not known; give {choices}"):
         strategies.plan("llama-3.1-8b", **JOB, **{name: value})
+
+
+SMALL: dict[str, Any] = {"gpus": 2, "gpu": "H100-80GB-SXM", "seq_len": 128, "global_batch_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("seq_len", "128", "a whole number"),
+        ("seq_len", 128.5, "a whole number"),
+        ("seq_len", None, "a whole number"),
+        pytest.param("seq_len", 10**5000, "a whole number", id="5001 digits"),
+        ("global_batch_size", 8.0, "a whole number"),
+        ("gpus", 2.0, "a whole number or None"),
+        ("gpus", "2", "a whole number or None"),
+        ("gpus", True, "a whole number or None"),
+        ("micro_batch_size", "2", "a whole number or None"),
+        ("micro_batch_size", 2.0, "a whole number or None"),
+        ("checkpoint_every", 1.5, "a whole number or None"),
+        ("reshard_after_forward", "no", "True or False or None"),
+        ("reshard_after_forward", 0, "True or False or None"),
+        ("sync_each_batch", 0, "True or False or None"),
+        ("safety", "0.9", "a number"),
+        ("safety", None, "a number"),
+        ("safety", True, "a number"),
+        ("gradient_clipping", None, "a number"),
+        pytest.param("gradient_clipping", 10**400, "a number", id="401 digits"),
+        ("gpu_memory_gib", "80", "a number or None"),
+        ("gpu", None, "text"),
+        ("precision", None, "text"),
+        ("freeze", [1], "a list of text or None"),
+        ("freeze", "lm_head", "a list of text or None"),
+        ("lora_rank", "8", "a whole number or None"),
+        ("lora_rank", 8.5, "a whole number or None"),
+        ("lora_targets", [1], "text or a list of text or None"),
+    ],
+)
+def test_value_of_another_type_is_told_by_name(name: str, value: object, wanted: str) -> None:
+    with pytest.raises(PlanError) as refused:
+        strategies.plan("gpt2", **SMALL | {name: value})
+    message = str(refused.value)
+    assert message.startswith(f"{name}=")
+    assert message.endswith(f"({type(value).__name__}) cannot be used; give {wanted}")
+    assert len(message) < 200
+
+
+def test_every_value_of_another_type_is_told_at_once() -> None:
+    with pytest.raises(
+        PlanError, match=r"gpus='2' \(str\) cannot be used; .*\. seq_len=None \(NoneType\) cannot be used"
+    ):
+        strategies.plan("gpt2", **SMALL | {"gpus": "2", "seq_len": None})
+
+
+def test_every_keyword_has_an_annotation_that_is_checked() -> None:
+    annotations = dict(strategies.plan.__annotations__)
+    del annotations["model"], annotations["return"]
+    assert {part for text in annotations.values() for part in text.split(" | ")} == KINDS.keys()
+
+
+def test_unknown_keyword_is_refused_as_by_any_function() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sequence_length'"):
+        strategies.plan("gpt2", **SMALL, sequence_length=128)
+
+
+@pytest.mark.parametrize("every", [0, -1])
+def test_checkpointing_of_no_block_is_refused(every: int) -> None:
+    with pytest.raises(PlanError, match=f"checkpoint_every={every} must be above zero"):
+        strategies.plan("gpt2", **SMALL, checkpoint_every=every)
+
+
+def test_adapters_take_a_list_of_names_as_peft_does() -> None:
+    listed = strategies.plan("gpt2", **SMALL, lora_rank=8, lora_targets=["c_attn", "c_proj"])
+    assert listed == strategies.plan("gpt2", **SMALL, lora_rank=8, lora_targets="c_attn,c_proj")
+    for nothing in ("", []):
+        with pytest.raises(JobError, match="names no layer"):
+            strategies.plan("gpt2", **SMALL, lora_rank=8, lora_targets=nothing)
+
+
+@pytest.mark.parametrize("whole", [{"lora_rank": 8}, {"safety": 0}, {"gradient_clipping": 1}], ids=str)
+def test_decision_is_written_again_as_it_was_read(whole: dict[str, int]) -> None:
+    written = to_json(strategies.plan("gpt2", **SMALL, **whole))
+    assert to_json(from_json(Decision, written, source="test")) == written
 
 
 def test_something_else_than_a_model_is_refused() -> None:
