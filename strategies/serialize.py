@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -24,7 +24,9 @@ def to_json(value: Any) -> str:
 def plain(value: Any) -> Any:
     """Return a frozen dataclass as nested dictionaries and lists; nothing is copied that JSON holds as it is."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: plain(getattr(value, name)) for name in _field_names(type(value))}
+        named = ((name, getattr(value, name), is_float) for name, is_float in _fields(type(value)))
+        # An int in a field of floats would be read and written again as 8.0.
+        return {name: float(each) if is_float and type(each) is int else plain(each) for name, each, is_float in named}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, dict):
@@ -33,12 +35,16 @@ def plain(value: Any) -> Any:
 
 
 @cache
-def _field_names(kind: type[Any]) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+def _fields(kind: type[Any]) -> tuple[tuple[str, bool], ...]:
+    """Return the name of every field, and whether it is annotated as a float or None."""
+    annotated = ((field.name, getattr(field.type, "__name__", field.type)) for field in dataclasses.fields(kind))
+    return tuple((name, text in ("float", "float | None")) for name, text in annotated)
 
 
 def from_json(kind: type[T], text: str, *, source: str, advice: str = PLAN_AGAIN) -> T:
     """Return the ``kind`` that ``text`` holds, with every field checked.
+
+    No type stands for another: ``true`` and ``"8"`` are no numbers, ``"no"`` is no boolean. A whole number is a float.
 
     Raises:
         ScalingError: not JSON, or a field is missing, unknown or of the wrong type; names ``source`` and the field.
@@ -46,7 +52,7 @@ def from_json(kind: type[T], text: str, *, source: str, advice: str = PLAN_AGAIN
     from pydantic import ValidationError
 
     try:
-        value = _adapter(cast(Any, kind)).validate_json(text)
+        value = _adapter(cast(Any, kind)).validate_json(text, strict=True)
     except ValidationError as error:
         problem = _first_problem(error.errors()[0])
         raise ScalingError(f"{source} is not a valid {kind.__name__}: {problem}; {advice}") from error
@@ -75,6 +81,28 @@ def _unknown_keys(given: Any, known: Any, *, path: str = "") -> list[str]:
     return []
 
 
+def numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """Yield every number in a frozen dataclass, with its dotted name; what is true or false is none."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        yield path, value
+    elif isinstance(value, tuple):
+        for index, item in enumerate(value):
+            yield from numbers(item, f"{path}[{index}]")
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for name, _ in _fields(type(value)):
+            yield from numbers(getattr(value, name), f"{path}.{name}" if path else name)
+
+
+def short(number: float) -> str:
+    """Return a number as text that fits into a sentence, however many digits somebody gave it.
+
+    >>> short(4096), short(10**30)
+    ('4096', '1000000000... (31 digits)')
+    """
+    text = str(number)
+    return text if len(text) <= 24 else f"{text[:10]}... ({len(text)} digits)"
+
+
 def read_json(kind: type[T], path: Path) -> T:
     """Return the ``kind`` stored at ``path``.
 
@@ -91,7 +119,7 @@ def read_json(kind: type[T], path: Path) -> T:
 def _first_problem(problem: Any) -> str:
     where = ".".join(str(part) for part in problem["loc"]) or "the whole file"
     given = problem.get("input")
-    shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) and str(given) != "" else ""
-    if isinstance(given, float) and not math.isfinite(given):
-        shown = f" (given: {given})"
+    shown = f" (given: {given!r})" if isinstance(given, str | int | float) and str(given) != "" else ""
+    if isinstance(given, bool):
+        shown = f" (given: {json.dumps(given)})"  # as it is written in the file
     return f"{where}: {problem['msg']}{shown[:120]}"

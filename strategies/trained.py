@@ -25,7 +25,7 @@ class Lora:
     rank: int = 8
     target_modules: tuple[str, ...] = (ALL_LINEAR,)
     """Last parts of the names of linear layers, such as ``q_proj``; or ``all-linear`` alone."""
-    alpha: float = 8
+    alpha: float = 8.0
     """The product is scaled by ``alpha / rank``; changes no memory."""
 
     def __post_init__(self) -> None:

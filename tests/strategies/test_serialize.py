@@ -8,7 +8,8 @@ import pytest
 from strategies.decision import Decision
 from strategies.errors import ScalingError
 from strategies.select import decide
-from strategies.serialize import from_json, read_json, to_json
+from strategies.serialize import from_json, numbers, read_json, to_json
+from strategies.trained import Lora
 from tests.strategies.builders import small_cluster, small_job, tiny_spec
 
 
@@ -19,6 +20,19 @@ def decision() -> Decision:
 
 def test_decision_round_trips(decision: Decision) -> None:
     assert from_json(Decision, to_json(decision), source="test") == decision
+
+
+def test_whole_numbers_are_written_as_floats_where_floats_are_read() -> None:
+    lora = Lora(rank=8, alpha=16)
+    assert json.loads(to_json(lora))["alpha"].__class__ is float
+    assert to_json(from_json(Lora, to_json(lora), source="test")) == to_json(lora)
+    assert from_json(Lora, '{"alpha": 16}', source="test").alpha == lora.alpha
+
+
+def test_numbers_are_found_with_their_names() -> None:
+    job = small_job(global_batch_size=16, seq_len=128)
+    assert dict(numbers(job)) == {"seq_len": 128, "global_batch_size": 16, "gradient_clipping": 1.0}
+    assert dict(numbers((job,))).keys() == {"[0].seq_len", "[0].global_batch_size", "[0].gradient_clipping"}
 
 
 def _edited(decision: Decision, path: str, value: object) -> str:
@@ -39,6 +53,12 @@ def _edited(decision: Decision, path: str, value: object) -> str:
         ("plan.micro_batch_size", 0, r"micro_batch_size=0 must be above zero"),
         ("plan.stage", 2, r"unknown keys plan\.stage"),
         ("job.seq_len", None, r"job\.seq_len: .*valid integer"),
+        ("job.seq_len", "128", r"job\.seq_len: .*valid integer \(given: '128'\)"),
+        ("job.seq_len", 128.5, r"job\.seq_len: .*valid integer \(given: 128\.5\)"),
+        ("cluster.gpus", True, r"cluster\.gpus: .*valid integer \(given: true\)"),
+        ("job.gradient_clipping", True, r"job\.gradient_clipping: .*valid number \(given: true\)"),
+        ("job.fused_optimizer", "no", r"job\.fused_optimizer: .*valid boolean \(given: 'no'\)"),
+        ("plan.reshard_after_forward", 1, r"plan\.reshard_after_forward: .*valid boolean \(given: 1\)"),
     ],
 )
 def test_from_json_names_the_field(decision: Decision, path: str, value: object, message: str) -> None:

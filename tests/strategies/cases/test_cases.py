@@ -142,6 +142,11 @@ def test_inline_config_equals_its_preset() -> None:
         ({"model": "{bad"}, r"model \{bad is not known"),
         ({"model": {"model_type": "gpt_neox", "rotary_pct": 1e9}}, r"partial_rotary_factor=1000000000"),
         ({"extra": 1}, r"unknown keys extra"),
+        ({"cluster": CASE["cluster"] | {"gpus": True}}, r"cluster\.gpus: .*integer \(given: true\)"),
+        ({"cluster": CASE["cluster"] | {"gpu_memory_gib": True}}, r"cluster\.gpu_memory_gib: .*number \(given: true\)"),
+        ({"job": CASE["job"] | {"seq_len": "128"}}, r"job\.seq_len: .*integer \(given: '128'\)"),
+        ({"job": CASE["job"] | {"fused_optimizer": "no"}}, r"job\.fused_optimizer: .*boolean \(given: 'no'\)"),
+        ({"job": CASE["job"] | {"global_batch_size": True}}, r"job\.global_batch_size: .*integer \(given: true\)"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_value(changes: dict[str, Any], message: str) -> None:
