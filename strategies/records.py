@@ -21,7 +21,8 @@ from strategies.presets import configs_folder
 SHIPPED = "prediction_errors.csv"
 OWN_FOLDER = "memory-scaling"
 OWN = "records.csv"
-
+MAX_BYTES = 2**60
+"""An exbibyte: above any device."""
 
 logger = logging.getLogger(__name__)
 
@@ -127,4 +128,5 @@ def _record(row: dict[str, str]) -> Record | None:
         )
     except (KeyError, ValueError, TypeError):
         return None
-    return record if record.predicted_bytes > 0 and record.measured_bytes > 0 else None
+    is_plausible = all(0 < each <= MAX_BYTES for each in (record.predicted_bytes, record.measured_bytes))
+    return record if is_plausible else None

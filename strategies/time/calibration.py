@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, lru_cache
 from pathlib import Path
@@ -16,10 +15,18 @@ from strategies.errors import CalibrationError, ScalingError
 from strategies.job import Precision
 from strategies.plan import ActivationCheckpointing, StrategyName
 from strategies.records import own_path
-from strategies.serialize import from_json, to_json
+from strategies.serialize import from_json, numbers, short, to_json
 
 FORMAT = 1
 """Raised whenever a field changes its meaning: older files are then measured again, not converted."""
+PLAUSIBLE = (
+    ("_per_s$", 1.0, 1e18),
+    ("^seconds$", 1e-9, 1e5),
+    ("(^|_)s(_per_|$)", 0.0, 1e5),
+    ("", 1.0, 1e18),
+)
+"""Names of numbers, the first that fits, with the least and the most that any machine gives: rates; whole times; times
+of a part, which may be a difference of almost nothing; counts. Else a broken file ends in endless times, or in none."""
 AGAIN = "measure again with `scaling calibrate`"
 
 logger = logging.getLogger(__name__)
@@ -130,13 +137,13 @@ class Calibration:
     """Often from the operating system's cache: no more than an upper end."""
 
     def __post_init__(self) -> None:
-        numbers = [(name, value) for name, value in _numbers(self) if not math.isfinite(value) or value < 0]
+        impossible = [f"{name}={short(value)}" for name, value in numbers(self) if not _is_plausible(name, value)]
         required = [
             name for name in ("products", "elementwise", "copy_bytes_per_s", "adam_elements_per_s", "ranks")
             if not getattr(self, name)
         ]  # fmt: skip
-        if numbers or required:
-            wrong = ", ".join([f"{name}={value}" for name, value in numbers] + [f"no {name}" for name in required])
+        if impossible or required:
+            wrong = ", ".join([*impossible, *(f"no {name}" for name in required)])
             raise CalibrationError(f"calibration of {self.device}: {wrong}; {AGAIN}")
         if not all(rate > 0 for rate in (*self._product_rates(), *self._memory_rates())):
             raise CalibrationError(f"calibration of {self.device}: a rate of products or memory is zero; {AGAIN}")
@@ -152,16 +159,11 @@ class Calibration:
         return [value for each in self.elementwise for value in (each.num_bytes, each.bytes_per_s)]
 
 
-def _numbers(value: object, path: str = "") -> list[tuple[str, float]]:
-    """Return every number in a dataclass, with its dotted name."""
-    if isinstance(value, int | float):
-        return [(path, value)]
-    if isinstance(value, tuple):
-        return [pair for index, item in enumerate(value) for pair in _numbers(item, f"{path}[{index}]")]
-    if hasattr(value, "__dataclass_fields__"):
-        named = [(field.name, getattr(value, field.name)) for field in fields(value)]  # type: ignore[arg-type]
-        return [pair for name, item in named for pair in _numbers(item, f"{path}.{name}" if path else name)]
-    return []
+def _is_plausible(name: str, value: float) -> bool:
+    """Return whether a number with that dotted name can have been measured; zero says that nothing was."""
+    last = name.rpartition(".")[2]
+    least, most = next((least, most) for pattern, least, most in PLAUSIBLE if re.search(pattern, last))
+    return value == 0 or least <= value <= most
 
 
 def calibration_path(device: str) -> Path:

@@ -65,7 +65,12 @@ def test_own_records_are_appended_and_read(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 @pytest.mark.parametrize(
-    "row", ["gpu,allocated,0,5,x,y", "gpu,allocated,abc,5,x,y", "tpu,allocated,1,1,x,y", "gpu", ""]
+    "row",
+    [
+        *("gpu,allocated,0,5,x,y", "gpu,allocated,abc,5,x,y", "tpu,allocated,1,1,x,y", "gpu", ""),
+        *(f"cpu,allocated,5,{10**400},x,y", f"cpu,allocated,{10**400},5,x,y"),
+    ],
+    ids=["zero", "text", "device", "short", "empty", "huge measured", "huge predicted"],
 )
 def test_a_row_that_is_no_record_does_not_count(row: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))

@@ -10,6 +10,7 @@ import pytest
 
 from strategies.cluster import gpu_preset
 from strategies.errors import CalibrationError, ScalingError
+from strategies.library import plan
 from strategies.serialize import to_json
 from strategies.time.calibration import (
     Calibration,
@@ -45,6 +46,19 @@ def test_the_file_lies_in_the_data_folder_of_the_xdg_specification(
         ("operator_s", math.nan, "operator_s=nan"),
         ("products", (), "no products"),
         ("ranks", 0, "no ranks"),
+        pytest.param("ranks", 10**400, r"ranks=1000000000\.\.\. \(401 digits\)", id="401 digits"),
+        ("operator_s", 1e308, r"operator_s=1e\+308"),
+        ("model", (replace(cpu_calibration().model[1], s_per_block=1e308),), r"model\[0\].s_per_block=1e\+308"),
+        (
+            "elementwise",
+            (replace(cpu_calibration().elementwise[1], bytes_per_s=5e-324),),
+            r"elementwise\[0\].bytes_per_s=5e-324",
+        ),
+        (
+            "collectives",
+            (replace(cpu_calibration().collectives[0], seconds=5e-324),),
+            r"collectives\[0\].seconds=5e-324",
+        ),
         (
             "products",
             (replace(cpu_calibration().products[0], flops_per_s=0.0),),
@@ -122,6 +136,35 @@ def test_a_stale_file_is_ignored_with_a_sentence(
         assert calibration_for(cpu_ranks()) is None
     assert reason in caplog.text
     assert "measure again with `scaling calibrate`" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("model", 1, "s_per_block"), 1e308),
+        (("operator_s",), 1e308),
+        (("elementwise", 1, "bytes_per_s"), 5e-324),
+        (("ranks",), 10**400),
+        (("ranks",), True),
+        (("adam_elements_per_s",), "fast"),
+    ],
+    ids=lambda each: ".".join(map(str, each)) if isinstance(each, tuple) else str(each)[:9],
+)
+def test_planning_goes_on_with_one_warning_where_a_number_is_impossible(
+    path: tuple[str | int, ...], value: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = target = json.loads(to_json(cpu_calibration()))
+    for key in path[:-1]:
+        target = target[key]
+    target[path[-1]] = value
+    prepared(calibration_path("cpu").parent)
+    calibration_path("cpu").write_text(json.dumps(content))
+    with caplog.at_level(logging.WARNING):
+        decision = plan("llama-demo", gpu="cpu", gpus=4, gpu_memory_gib=1, seq_len=128, global_batch_size=8)
+    assert decision.time is None  # nothing but a calibration tells the rates of a CPU
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "the calibration is not used" in warning
+    assert str(path[-1]) in warning
 
 
 def test_a_broken_file_is_ignored_with_a_sentence(caplog: pytest.LogCaptureFixture) -> None:
