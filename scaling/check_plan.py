@@ -11,6 +11,7 @@ from typing import Any
 
 from scaling.errors import EngineError, LaunchError
 from scaling.launch_env import LaunchEnvironment
+from strategies.cluster import Gpu
 from strategies.decision import Decision
 from strategies.emit.deepspeed import STAGES, deepspeed_config
 from strategies.emit.files import DEEPSPEED_FILE
@@ -18,13 +19,16 @@ from strategies.errors import PlanError, SpecError
 from strategies.estimate import Level
 from strategies.job import Attention, OptimizerName, Precision
 from strategies.memory.predict import predict
-from strategies.model_spec import ModelSpec
+from strategies.model_spec import ModelSpec, TaskKind
 from strategies.plan import OffloadDevice, StrategyName, accumulation_steps
+from strategies.serialize import numbers, short
 from strategies.units import format_bytes
 
 ACCELERATE_CONFIG = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
 ESTIMATE_TOLERANCE = 0.01
 """Of the peak: below what any edit of batch, sequence, strategy or checkpointing changes it by."""
+LARGEST = 2**63
+"""Of a whole number in a plan: what its frameworks count in."""
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +57,12 @@ def check_estimate(decision: Decision, spec: ModelSpec) -> None:
     Not refused, since a newer version of the formulas may differ too.
 
     Raises:
-        PlanError: the estimate is no number of bytes.
+        PlanError: the estimate is no number of bytes, or some number of the plan is beyond any computer's.
         JobError: the sequence is longer than the model's positions.
     """
+    for name, number in numbers(decision):
+        if isinstance(number, int) and abs(number) > LARGEST:
+            raise PlanError(f"the plan has {name}={short(number)}, which is beyond {LARGEST}; plan again")
     written = decision.estimate.peak_allocated_bytes if decision.estimate.memory.phases else 0
     if written <= 0:
         raise PlanError(f"the plan's estimate has peak_allocated_bytes={written}, which must be above zero; plan again")
@@ -128,7 +135,7 @@ def require_trainable(decision: Decision) -> None:
     """
     job, plan = decision.job, decision.plan
     for name, value, runs in (
-        ("precision", job.precision, _precisions(plan.strategy)),
+        ("precision", job.precision, _precisions(plan.strategy, decision.cluster.gpu)),
         ("offload_optimizer", plan.offload_optimizer, _offload(plan.strategy in STAGES)),
         ("offload_param", plan.offload_param, _offload(plan.strategy is StrategyName.ZERO3)),
         ("optimizer", job.optimizer, (OptimizerName.ADAMW, OptimizerName.SGD)),
@@ -142,11 +149,25 @@ def require_trainable(decision: Decision) -> None:
             )
 
 
-def _precisions(strategy: StrategyName) -> tuple[Precision, ...]:
-    """Return what the strategy's engine trains in."""
+def require_trainable_model(spec: ModelSpec) -> None:
+    """Refuse a model that can be planned but not trained here: `scaling.models.build_config` builds causal ones only.
+
+    Raises:
+        EngineError: names what it is trained to do.
+    """
+    if spec.task is not TaskKind.CAUSAL_LM:
+        raise EngineError(
+            f"model {spec.name} is no causal language model (task={spec.task}): it can be planned, not trained here; "
+            f"plan it without --out"
+        )
+
+
+def _precisions(strategy: StrategyName, gpu: Gpu) -> tuple[Precision, ...]:
+    """Return what the strategy's engine trains in on such a GPU."""
     everywhere = (Precision.FP32, Precision.BF16, Precision.BF16_AUTOCAST)
     # DeepSpeed keeps fp32 masters beside 16-bit weights.
-    return everywhere if strategy in STAGES else (*everywhere, Precision.BF16_PURE)
+    by_engine = everywhere if strategy in STAGES else (*everywhere, Precision.BF16_PURE)
+    return tuple(filter(gpu.computes_in, by_engine))
 
 
 def _fused(decision: Decision) -> tuple[bool, ...]:

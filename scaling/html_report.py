@@ -9,8 +9,9 @@ from pathlib import Path
 from scaling.errors import ReportError
 from scaling.plan_pictures import svg_of
 from strategies.decision import Decision, RankedPlan
-from strategies.explain import CAUSES_OF_TIME, describe_plan, suggestion_line, why
-from strategies.units import GIB, MIB, format_bytes
+from strategies.explain import CAUSES_OF_TIME, describe_plan, describe_trained, needs, suggestion_line, why
+from strategies.planner.safety import needed_bytes
+from strategies.units import GIB, MIB, format_bytes, format_seconds
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 78rem; padding: 0 1rem; color: #111; }
@@ -65,21 +66,23 @@ def html_page(decision: Decision) -> str:
 
 def _headlines(decision: Decision) -> Iterator[str]:
     cluster, job, estimate, time = decision.cluster, decision.job, decision.estimate, decision.time
+    trained = f" ({escape(describe_trained(job))})" if not job.trains_all else ""
     yield (
-        f"<p>{decision.num_params:,} parameters, {job.precision}, sequence {job.seq_len:,}, global batch "
+        f"<p>{decision.num_params:,} parameters{trained}, {job.precision}, sequence {job.seq_len:,}, global batch "
         f"{job.global_batch_size:,}; {format_bytes(cluster.gpu.memory_bytes)} a GPU</p>"
     )
     yield f'<p class="plan"><b>Plan</b>: {escape(describe_plan(decision.plan, job.loss))}</p>'
+    needed = needed_bytes(estimate, cluster=cluster, safety=decision.safety)
     yield (
-        f"<p>Predicted peak {format_bytes(estimate.peak_allocated_bytes)} allocated, needs "
-        f"{format_bytes(estimate.device_bytes)} ({estimate.level} level)."
+        f"<p>Predicted peak {format_bytes(estimate.peak_allocated_bytes)} allocated, "
+        f"{needs(estimate.device_bytes, needed, safety=decision.safety)} ({estimate.level} level)."
     )
     if estimate.interval is not None:
         low, high = format_bytes(estimate.interval.low_bytes), format_bytes(estimate.interval.high_bytes)
         yield f" 90 % interval of the measured peak: {low} to {high}."
     if time is not None:
         rate = job.tokens_per_step / time.total_s
-        yield f" A step takes {time.total_s:.3g} s: {rate:,.0f} tokens/s, MFU {time.mfu:.1%}."
+        yield f" A step takes {format_seconds(time.total_s, digits=3)}: {rate:,.0f} tokens/s, MFU {time.mfu:.1%}."
     yield "</p>"
     if notes := [*estimate.warnings, *decision.warnings]:
         yield _list(notes)

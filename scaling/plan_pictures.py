@@ -30,6 +30,8 @@ LINE_INCHES = 0.2
 """Height of a line of a legend."""
 LEGEND_WIDTH = 84
 """Letters in a line of it."""
+FILE_TYPES = (".png", ".svg", ".pdf")
+"""Those that are drawn the same everywhere; matplotlib knows more, some of them lossy or of no use for this."""
 REPRODUCIBLE: dict[Any, Any] = {"svg.hashsalt": "memory-scaling", "svg.fonttype": "path"}
 """The same decision gives the same bytes, on any machine's fonts."""
 
@@ -38,15 +40,26 @@ def plot_decision(decision: Decision, *, path: Path) -> None:
     """Write a picture of the decision; the ending of ``path`` says the format.
 
     Raises:
-        ReportError: the file cannot be written, or nothing writes its format.
+        ReportError: the ending is not one of `FILE_TYPES`, or the file cannot be written.
     """
+    require_file_type(path)
     figure = _figure(decision)
     try:
         figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        raise ReportError(f"cannot write the picture {path}: {error}; give a writable .png file") from error
+    except OSError as error:
+        raise ReportError(f"cannot write the picture {path}: {error}; give a writable file") from error
     finally:
         _close(figure)
+
+
+def require_file_type(path: Path) -> None:
+    """Refuse a picture of another type.
+
+    Raises:
+        ReportError: the ending is not one of `FILE_TYPES`.
+    """
+    if path.suffix.lower() not in FILE_TYPES:
+        raise ReportError(f"cannot draw the picture {path}: its ending must be one of {', '.join(FILE_TYPES)}")
 
 
 def svg_of(decision: Decision) -> str:

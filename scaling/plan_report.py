@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from scaling.report import headlines, memory_table, print_lines, unit_of
+from scaling.report import asked_line, headlines, memory_table, print_lines, time_lines, unit_of
 from strategies.decision import Decision, RankedPlan, Suggestion
-from strategies.explain import describe_plan, largest_seconds, suggestion_line, why
-from strategies.time.step_time import StepTime, time_source
-from strategies.units import format_bytes
+from strategies.explain import at_safety, describe_plan, needs, suggestion_line, why
+from strategies.model_spec import ModelSpec
+from strategies.units import format_seconds
 
 SHOWN_ALTERNATIVES = 5
 SHOWN_FRONT = 8
@@ -26,7 +26,8 @@ BYTES_BY_COLUMN = {
     "other": ("communication_buckets", "step_temporaries", "framework_context", "allocator_slack", "other"),
 }
 SECONDS_BY_COLUMN = {
-    "matrix": ("matrix_s", "attention_s"),
+    "matrix": ("matrix_s",),
+    "attn.": ("attention_s",),
     "memory": ("memory_bound_s",),
     "again": ("recompute_s",),
     "comm.": ("communication_s",),
@@ -35,41 +36,28 @@ SECONDS_BY_COLUMN = {
 }
 
 
-def print_decision(decision: Decision, console: Console) -> None:
-    """Print the chosen plan, where its bytes and seconds go, and what it was chosen against."""
+def print_decision(decision: Decision, spec: ModelSpec, console: Console) -> None:
+    """Print the chosen plan for the model ``spec``, where its bytes and seconds go, and what it was chosen against."""
     cluster, job = decision.cluster, decision.job
-    gpus = f"{cluster.gpus} x {cluster.gpu.name} ({format_bytes(cluster.gpu.memory_bytes)} each)"
     print_lines(
         console,
         [
-            f"[bold]{escape(decision.model)}[/bold]: {decision.num_params:,} parameters on {gpus}, {job.precision}, "
-            f"sequence {job.seq_len}, global batch {job.global_batch_size}",
+            asked_line(decision.model, spec, cluster=cluster, job=job),
             f"[bold green]Plan[/bold green]: {describe_plan(decision.plan, job.loss)}",
-            *_time_line(decision),
-            *headlines(decision.estimate, usable_bytes=cluster.gpu.memory_bytes),
+            *time_lines(decision.time, cluster=cluster, job=job),
+            *([] if decision.time else ["  the simplest plan that fits is taken"]),
+            *headlines(decision.estimate, cluster=cluster, safety=decision.safety),
         ],
     )
     console.print(memory_table(decision.estimate.memory))
     notes = (*decision.estimate.warnings, *decision.warnings)
     print_lines(console, [f"Note: {escape(note)}" for note in notes])
     _print_strategies(decision, console)
-    _print_list("Next in the ranking", map(_ranked_line, decision.alternatives[:SHOWN_ALTERNATIVES]), console)
+    shown = (_ranked_line(each, decision.safety) for each in decision.alternatives[:SHOWN_ALTERNATIVES])
+    _print_list("Next in the ranking", shown, console)
     _print_front(decision, console)
     _print_list("What does not fit", why(decision), console)
     print_suggestions(decision.suggestions, console)
-
-
-def _time_line(decision: Decision) -> Iterator[str]:
-    time = decision.time
-    if time is None:
-        yield f"Step time is {time_source(decision.cluster)}; the simplest plan that fits is taken"
-        return
-    rate = decision.job.tokens_per_step / time.total_s
-    yield (
-        f"Predicted step: {time.total_s:.3g} s, {rate:,.0f} tokens/s, MFU {time.mfu:.1%}; most of it "
-        f"{largest_seconds(time)}"
-    )
-    yield f"  rates: {time_source(decision.cluster)}"
 
 
 def _print_strategies(decision: Decision, console: Console) -> None:
@@ -84,13 +72,17 @@ def _print_strategies(decision: Decision, console: Console) -> None:
 
 def _bytes_table(plans: Sequence[RankedPlan], *, safety: float) -> Table:
     unit, size = unit_of(max(ranked.peak.total_bytes for ranked in plans))
-    table = _table(f"{unit} on one GPU by cause; needs, at safety {safety:g}")
-    for column in ("strategy", *BYTES_BY_COLUMN, "total", "needs"):
+    upper = [f"at {safety:g}"] if safety else []
+    last = f"; last column: needs{at_safety(safety)}" if safety else ""
+    table = _table(f"{unit} on one GPU by cause{last}")
+    for column in ("strategy", *BYTES_BY_COLUMN, "total", "needs", *upper):
         table.add_column(column, justify="left" if column == "strategy" else "right", no_wrap=True)
     for ranked in plans:
         causes = ranked.peak.causes
         by_column = [sum(getattr(causes, name) for name in names) for names in BYTES_BY_COLUMN.values()]
-        cells = [f"{number / size:.1f}" for number in (*by_column, causes.total_bytes, ranked.needed_bytes)]
+        sure = (ranked.needed_bytes,) if safety else ()
+        numbers = (*by_column, causes.total_bytes, ranked.device_bytes, *sure)
+        cells = [f"{number / size:.1f}" for number in numbers]
         table.add_row(str(ranked.plan.strategy), *cells)
     return table
 
@@ -122,22 +114,38 @@ def _plan_line(ranked: RankedPlan) -> str:
     return describe_plan(ranked.plan, ranked.loss)
 
 
-def _ranked_line(ranked: RankedPlan) -> str:
-    return f"{_plan_line(ranked)}: {_cost(ranked.device_bytes, ranked.time)}"
-
-
-def _cost(device_bytes: int, time: StepTime | None) -> str:
-    seconds = "" if time is None else f", {time.total_s:.4g} s a step"
-    return f"{format_bytes(device_bytes)}{seconds}"
+def _ranked_line(ranked: RankedPlan, safety: float) -> str:
+    seconds = "" if ranked.time is None else f"; {format_seconds(ranked.time.total_s)} a step"
+    return f"{_plan_line(ranked)}: {needs(ranked.device_bytes, ranked.needed_bytes, safety=safety)}{seconds}"
 
 
 def _print_front(decision: Decision, console: Console) -> None:
     """Print the front of memory against time: what less memory costs."""
     if len(decision.front) < 2:
         return
-    step = -(-len(decision.front) // SHOWN_FRONT)
-    lines = (_ranked_line(ranked) for ranked in decision.front[::step])
+    lines = (_ranked_line(ranked, decision.safety) for ranked in shown_front(decision.front))
     _print_list("With less memory (each is the best that needs no more)", lines, console)
+
+
+def shown_front(front: Sequence[RankedPlan]) -> list[RankedPlan]:
+    """Return the plans of a front that are printed: its ends, and those between them that offer most.
+
+    One after the other, the plan is taken that adds most to the area of memory and time that shown plans are better
+    than (greedy hypervolume selection): evenly counted places could pass over the one that saves most for little time.
+    """
+    kept = {0, len(front) - 1}
+    while len(kept) < min(SHOWN_FRONT, len(front)):
+        hidden = [place for place in range(len(front)) if place not in kept]
+        kept.add(max(hidden, key=lambda place: _offer(front, place, kept)))
+    return [front[place] for place in sorted(kept)]
+
+
+def _offer(front: Sequence[RankedPlan], place: int, kept: set[int]) -> float:
+    """Return by how much less memory than the shown plan before it, times how much sooner than the one behind it."""
+    before, behind = max(each for each in kept if each < place), min(each for each in kept if each > place)
+    here, last = front[place].time, front[behind].time
+    sooner = last.total_s - here.total_s if here and last else behind - place
+    return (front[before].device_bytes - front[place].device_bytes) * sooner
 
 
 def print_suggestions(suggestions: Iterable[Suggestion], console: Console) -> None:

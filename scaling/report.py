@@ -12,12 +12,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from strategies.adapt import as_trained
-from strategies.decision import Candidate, Decision
+from strategies.cluster import Cluster
+from strategies.decision import Candidate, Decision, Resource
 from strategies.emit.commands import launch_commands
 from strategies.estimate import Estimate, Level, MemoryProfile, Phase, PhaseBytes
-from strategies.explain import describe_plan
-from strategies.planner.safety import shortage
-from strategies.units import GIB, MIB, format_bytes
+from strategies.explain import at_safety, describe_plan, describe_trained, largest_seconds, needs
+from strategies.job import Job
+from strategies.model_spec import ModelSpec
+from strategies.planner.safety import DEFAULT_SAFETY, needed_bytes, shortage
+from strategies.planner.sweep import known_step_time
+from strategies.time.step_time import StepTime, time_source
+from strategies.units import GIB, MIB, format_bytes, format_seconds
 
 if TYPE_CHECKING:  # brings torch, which planning does without
     from scaling.comparison import Comparison
@@ -25,32 +30,68 @@ if TYPE_CHECKING:  # brings torch, which planning does without
 
 
 def print_estimate(candidate: Candidate, question: Question, console: Console) -> None:
-    """Print where the bytes of one plan go, and whether it fits."""
+    """Print where the bytes of one plan go, whether it fits, and how long a step takes where that is known."""
     cluster, job, estimate = question.cluster, question.job, candidate.estimate
-    usable = cluster.gpu.memory_bytes
-    lacking = shortage(estimate, cluster=cluster)
-    verdict = (
-        f"fits, {format_bytes(usable - estimate.device_bytes)} left"
-        if lacking is None
-        else f"does not fit: {format_bytes(lacking[1])} of {lacking[0]} too little"
-    )
+    time = known_step_time(question.spec, cluster=cluster, job=job, plan=candidate.plan)
     lines = [
-        f"[bold]{escape(question.model)}[/bold]: {_parameters(question)} on {cluster.gpus} x "
-        f"{cluster.gpu.name} ({format_bytes(usable)} each), {job.precision}, sequence {job.seq_len}",
-        f"[bold green]Plan[/bold green]: {describe_plan(candidate.plan)}",
-        *headlines(estimate, usable_bytes=usable),
-        f"[bold]{verdict}[/bold]",
+        asked_line(question.model, question.spec, cluster=cluster, job=job),
+        f"[bold green]Plan[/bold green]: {describe_plan(candidate.plan, job.loss)}",
+        *time_lines(time, cluster=cluster, job=job),
+        *headlines(estimate, cluster=cluster, safety=DEFAULT_SAFETY),
+        f"[bold]{verdict(estimate, cluster=cluster, safety=DEFAULT_SAFETY)}[/bold]",
     ]
     print_lines(console, lines)
     console.print(memory_table(estimate.memory))
     print_lines(console, [f"Note: {escape(warning)}" for warning in estimate.warnings])
 
 
-def _parameters(question: Question) -> str:
-    """Return how many parameters there are, and how many of them are trained."""
-    spec = as_trained(question.spec, question.job)
-    trained = "" if question.job.trains_all else f", {spec.num_trained_params:,} of them trained,"
-    return f"{spec.num_params:,} parameters{trained}"
+def asked_line(model: str, spec: ModelSpec, *, cluster: Cluster, job: Job) -> str:
+    """Return what is trained on what, as one line."""
+    gpus = f"{cluster.gpus} x {cluster.gpu.name} ({format_bytes(cluster.gpu.memory_bytes)} each)"
+    return (
+        f"[bold]{escape(model)}[/bold]: {_parameters(spec, job)} on {gpus}, {job.precision}, "
+        f"sequence {job.seq_len}, global batch {job.global_batch_size}"
+    )
+
+
+def _parameters(spec: ModelSpec, job: Job) -> str:
+    """Return how many parameters there are, how many of them are trained, and by what."""
+    trained = as_trained(spec, job)
+    if job.trains_all:
+        return f"{trained.num_params:,} parameters"
+    part = escape(describe_trained(job))
+    return f"{trained.num_params:,} parameters, {trained.num_trained_params:,} of them trained ({part}),"
+
+
+def time_lines(time: StepTime | None, *, cluster: Cluster, job: Job) -> Iterator[str]:
+    """Yield how long a step takes and what that rests on."""
+    if time is None:
+        yield f"Step time is {time_source(cluster)}"
+        return
+    rate = job.tokens_per_step / time.total_s
+    yield (
+        f"Predicted step: {format_seconds(time.total_s, digits=3)}, {rate:,.0f} tokens/s, MFU {time.mfu:.1%}; "
+        f"most of it {largest_seconds(time)}"
+    )
+    yield f"  rates: {time_source(cluster)}"
+
+
+def verdict(estimate: Estimate, *, cluster: Cluster, safety: float) -> str:
+    """Return whether a plan fits by the point estimate, and whether ``scaling plan`` would take it at ``safety``."""
+    by_point, sure = shortage(estimate, cluster=cluster), shortage(estimate, cluster=cluster, safety=safety)
+    left = [cluster.gpu.memory_bytes - needed_bytes(estimate, cluster=cluster, safety=each) for each in (0.0, safety)]
+    if by_point is not None:
+        return f"does not fit: {_too_little(by_point)}"
+    if sure is not None:
+        return (
+            f"fits by the point estimate, {format_bytes(left[0])} left; "
+            f"does not fit{at_safety(safety)}: {_too_little(sure)}"
+        )
+    return f"fits: {format_bytes(left[0])} left by the point estimate, {format_bytes(left[1])}{at_safety(safety)}"
+
+
+def _too_little(lacking: tuple[Resource, int]) -> str:
+    return f"{format_bytes(lacking[1])} of {lacking[0]} too little"
 
 
 def print_lines(console: Console, lines: list[str]) -> None:
@@ -59,13 +100,14 @@ def print_lines(console: Console, lines: list[str]) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def headlines(estimate: Estimate, *, usable_bytes: int) -> Iterator[str]:
+def headlines(estimate: Estimate, *, cluster: Cluster, safety: float) -> Iterator[str]:
     """Yield what a GPU and its node need."""
+    needed = needs(estimate.device_bytes, needed_bytes(estimate, cluster=cluster, safety=safety), safety=safety)
     found = "Measured" if estimate.level is Level.MEASURED else "Predicted"
     phase = estimate.memory.peak.phase.replace("_", " ")
     yield (
-        f"{found} peak per GPU: {format_bytes(estimate.peak_allocated_bytes)} allocated in {phase}; needs "
-        f"{format_bytes(estimate.device_bytes)} of {format_bytes(usable_bytes)} ({estimate.level} level)"
+        f"{found} peak per GPU: {format_bytes(estimate.peak_allocated_bytes)} allocated in {phase} "
+        f"({estimate.level} level); {needed}, of {format_bytes(cluster.gpu.memory_bytes)}"
     )
     if estimate.context_bytes:  # a GPU
         yield (

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from strategies.cluster import Cluster
 from strategies.decision import Decision, Rejection, Resource, Suggestion
 from strategies.estimate import PhaseBytes
-from strategies.job import LossImplementation
+from strategies.job import Job, LossImplementation
 from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
 from strategies.time.step_time import StepTime
-from strategies.units import format_bytes
+from strategies.units import format_bytes, format_seconds
 
 
 def describe_plan(plan: Plan, loss: LossImplementation = LossImplementation.STANDARD) -> str:
@@ -51,14 +51,41 @@ def _placements(plan: Plan) -> Iterator[str]:
         yield f"parameters on {plan.offload_param}"
 
 
-def describe_rejection(rejection: Rejection) -> str:
-    """Return one rejected plan as a sentence: what it needs, by how much it is over, and its two largest causes."""
+def describe_trained(job: Job) -> str:
+    """Return what is trained as a phrase, empty where it is the whole model.
+
+    Example: ``LoRA rank 8 on q_proj, v_proj``.
+    """
+    if job.lora:
+        return f"LoRA rank {job.lora.rank} on {', '.join(job.lora.target_modules)}"
+    return f"frozen {', '.join(job.freeze)}" if job.freeze else ""
+
+
+def at_safety(safety: float) -> str:
+    """Return the words behind bytes that are the upper end of an interval; none where they are the point estimate."""
+    return f" at safety {safety:g}" if safety else ""
+
+
+def needs(device_bytes: int, needed_bytes: int, *, safety: float) -> str:
+    """Return what a plan needs of a GPU: the point estimate, and beside it what had to fit.
+
+    Example: ``needs 57.00 GiB, 68.80 GiB at safety 0.9``.
+    """
+    upper = f", {format_bytes(needed_bytes)}{at_safety(safety)}" if safety else ""
+    return f"needs {format_bytes(device_bytes)}{upper}"
+
+
+def describe_rejection(rejection: Rejection, *, safety: float) -> str:
+    """Return one rejected plan as a sentence: what it needs, by how much it is over, and its two largest causes.
+
+    ``safety``: of the decision that rejected it; host memory has no margin.
+    """
     needed, over = format_bytes(rejection.needed_bytes), format_bytes(rejection.over_by_bytes)
     plan = describe_plan(rejection.plan, rejection.loss)
     if rejection.resource is Resource.HOST_MEMORY:
         return f"{plan}: needs {needed} of host memory a node, {over} over"
     at_least = "at least " if rejection.is_lower_bound else ""
-    return f"{plan}: needs {at_least}{needed}, {over} over ({largest_causes(rejection.peak)})"
+    return f"{plan}: needs {at_least}{needed}{at_safety(safety)}, {over} over ({largest_causes(rejection.peak)})"
 
 
 def largest_causes(phase: PhaseBytes, *, count: int = 2) -> str:
@@ -72,7 +99,7 @@ def largest_seconds(time: StepTime, *, count: int = 2) -> str:
     """Return the largest causes of a step's time, as ``matrix products 2.10 s, memory-bound work 0.80 s``."""
     seconds = {cause: getattr(time, name) for name, cause in CAUSES_OF_TIME.items()}
     ranked = sorted(seconds.items(), key=lambda item: -item[1])[:count]
-    return ", ".join(f"{cause} {value:.3g} s" for cause, value in ranked)
+    return ", ".join(f"{cause} {format_seconds(value, digits=3)}" for cause, value in ranked)
 
 
 CAUSES_OF_TIME = {
@@ -87,32 +114,33 @@ CAUSES_OF_TIME = {
 
 
 def suggestion_line(suggestion: Suggestion) -> str:
-    """Return one suggestion: what to type, the new peak and speed, and the plan."""
+    """Return one suggestion: what to type, what is needed then, the speed, and the plan."""
     speed = ""
     if suggestion.time is not None:
         rate = suggestion.job.tokens_per_step / suggestion.time.total_s
-        speed = f", {suggestion.time.total_s:.4g} s a step ({rate:,.0f} tokens/s)"
-    flags, needed = " ".join(suggestion.changes), format_bytes(suggestion.device_bytes)
-    return f"{flags}: needs {needed}{speed} with {describe_variant(suggestion.plan, suggestion.job.loss)}"
+        speed = f", {format_seconds(suggestion.time.total_s)} a step ({rate:,.0f} tokens/s)"
+    flags = " ".join(suggestion.changes)
+    needed = needs(suggestion.device_bytes, suggestion.needed_bytes, safety=suggestion.safety)
+    return f"{flags}: {needed}{speed} with {describe_variant(suggestion.plan, suggestion.job.loss)}"
 
 
 def why(decision: Decision) -> list[str]:
     """Return why each kind of plan that does not fit was rejected; empty where every kind fits."""
-    return [describe_rejection(rejection) for rejection in decision.rejected]
+    return [describe_rejection(rejection, safety=decision.safety) for rejection in decision.rejected]
 
 
 def nothing_fits(rejected: tuple[Rejection, ...], *, cluster: Cluster, safety: float) -> str:
     """Return the message for a job that fits nowhere: the closest plan, what it lacks, what decides its peak."""
     usable_bytes = cluster.gpu.memory_bytes
     closest = min(rejected, key=closeness)
-    sure = f" at safety {safety:g}" if safety else ""
+    told = describe_rejection(closest, safety=safety)
     if closest.resource is Resource.HOST_MEMORY:
         host = format_bytes(cluster.host_memory_bytes or 0)
         return (
             f"no plan fits {format_bytes(usable_bytes)} a GPU and {host} of host memory a node; the closest is "
-            f"{describe_rejection(closest)}; give nodes with more memory, or fewer GPUs a node"
+            f"{told}; give nodes with more memory, or fewer GPUs a node"
         )
-    return f"no plan fits {format_bytes(usable_bytes)} a GPU{sure}; the closest is {describe_rejection(closest)}"
+    return f"no plan fits {format_bytes(usable_bytes)} a GPU{at_safety(safety)}; the closest is {told}"
 
 
 def closeness(rejection: Rejection) -> tuple[bool, bool, int]:

@@ -1,4 +1,4 @@
-"""Bytes in code, GiB on paper."""
+"""Bytes and seconds in code; GiB, minutes and hours on paper."""
 
 from __future__ import annotations
 
@@ -24,6 +24,25 @@ def format_bytes(num_bytes: float) -> str:
         if abs(num_bytes) >= size:
             return f"{num_bytes / size:.2f} {unit}"
     return f"{num_bytes:.0f} B"
+
+
+def format_seconds(seconds: float, *, digits: int = 4) -> str:
+    """Return a time as text that is read without counting zeros; below two minutes with so many digits.
+
+    >>> [format_seconds(each) for each in (0.95812, 3.9540, 1_070.4, 13_990.0)]
+    ['0.9581 s', '3.954 s', '17 min 50 s', '3 h 53 min']
+    >>> format_seconds(2.5e-5), format_seconds(3.954, digits=3)
+    ('25 us', '3.95 s')
+    """
+    if 0 < seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} us"
+    if seconds < 120:
+        return f"{seconds:.{digits}g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours:,} h {minutes} min"
 
 
 def ceil_div(numerator: int, denominator: int) -> int:

@@ -14,6 +14,7 @@ from strategies.errors import ScalingError
 
 app = typer.Typer(
     add_completion=False,
+    rich_markup_mode=None,  # in rich's tables an 80 column terminal cuts the flags' names
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Plan which training strategy fits your GPUs, then train with it.",

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from scaling.cli import options
+from scaling.cli.options import one_of
 from strategies.errors import PlanError, ScalingError
 from strategies.estimate import Level
 from strategies.job import Attention, Job, LossImplementation, OptimizerName, Precision
-from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
+from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName, accumulation_steps
 from strategies.search import FixedParts, candidates
 
 if TYPE_CHECKING:
@@ -22,12 +24,20 @@ if TYPE_CHECKING:
 
 def estimate(
     model: Annotated[str | None, typer.Argument(help="As for plan; leave it out with --cases.")] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens in one sample.")] = None,
-    micro_batch_size: Annotated[int, typer.Option(min=1, help="Samples in one forward of one GPU.")] = 1,
-    gradient_accumulation_steps: Annotated[int, typer.Option(min=1, help="Micro batches a step.")] = 1,
-    strategy: Annotated[StrategyName, typer.Option(help="How model states are spread.")] = StrategyName.DDP,
+    seq_len: options.MaybeSeqLen = None,
+    global_batch_size: options.MaybeGlobalBatchSize = None,
+    micro_batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Samples in one forward of one GPU; default: 1.", metavar="N")
+    ] = None,
+    gradient_accumulation_steps: Annotated[
+        int | None, typer.Option(min=1, help="Micro batches a step; default: what the batch asks for.", metavar="N")
+    ] = None,
+    strategy: Annotated[
+        StrategyName, typer.Option(help=one_of(StrategyName, "How model states are spread"), metavar="NAME")
+    ] = StrategyName.DDP,
     activation_checkpointing: Annotated[
-        ActivationCheckpointing, typer.Option(help="Which activations are computed again.")
+        ActivationCheckpointing,
+        typer.Option(help=one_of(ActivationCheckpointing, "Which activations are computed again"), metavar="KIND"),
     ] = ActivationCheckpointing.NONE,
     checkpoint_every: options.CheckpointEvery = 1,
     reshard_after_forward: options.Reshard = True,
@@ -47,10 +57,15 @@ def estimate(
     lora_targets: options.LoraTargets = None,
     freeze: options.Freeze = None,
     level: options.LevelName = Level.INSTANT,
-    cases: Annotated[Path | None, typer.Option(help="File with one JSON object a line, or '-' for stdin.")] = None,
+    cases: Annotated[
+        Path | None, typer.Option(help="File with one JSON object a line, or '-' for stdin.", metavar="FILE")
+    ] = None,
     json: options.AsJson = False,
 ) -> None:
-    """Predict the memory of one plan, by phase and cause; with --cases of many, one line of JSON each."""
+    """Predict the memory and step time of one plan; with --cases of many, one line of JSON each.
+
+    An answer is exit code 0, also where the plan does not fit.
+    """
     flags = options.with_trained_parts(locals())
     if cases is not None:
         _answer_all(cases, model=model, level=level)
@@ -67,14 +82,56 @@ def estimate(
         gpu_memory_gib=gpu_memory_gib,
         host_memory_gib=host_memory_gib,
     )
-    _answer_one(
-        question, options.picked(FixedParts, flags), steps=gradient_accumulation_steps, level=level, as_json=json
+    batch = Batch.of(
+        global_batch_size=global_batch_size,
+        micro_batch_size=micro_batch_size,
+        gradient_accumulation_steps=gradient_accumulation_steps,
+        gpus=question.cluster.gpus,
     )
+    question = replace(question, job=replace(question.job, global_batch_size=batch.global_batch_size))
+    fixed = replace(options.picked(FixedParts, flags), micro_batch_size=batch.micro_batch_size)
+    _answer_one(question, fixed, level=level, as_json=json)
 
 
-def _answer_one(question: Question, fixed: FixedParts, *, steps: int, level: Level, as_json: bool) -> None:
-    from dataclasses import replace
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """How many samples a step has, and how many of them a GPU takes at once."""
 
+    global_batch_size: int
+    micro_batch_size: int
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        global_batch_size: int | None,
+        micro_batch_size: int | None,
+        gradient_accumulation_steps: int | None,
+        gpus: int,
+    ) -> Batch:
+        """Return the batch that the given numbers describe; those left out follow, a micro batch of one before others.
+
+        Raises:
+            PlanError: they contradict each other.
+        """
+        micro, steps = micro_batch_size, gradient_accumulation_steps
+        if global_batch_size is None:
+            return cls(global_batch_size=(micro or 1) * (steps or 1) * gpus, micro_batch_size=micro or 1)
+        if steps is None:
+            accumulation_steps(
+                global_batch_size=global_batch_size, micro_batch_size=micro or 1, data_parallel_size=gpus
+            )
+            return cls(global_batch_size=global_batch_size, micro_batch_size=micro or 1)
+        micro = micro or max(global_batch_size // (steps * gpus), 1)
+        if micro * steps * gpus != global_batch_size:
+            raise PlanError(
+                f"global_batch_size={global_batch_size} is not micro_batch_size={micro} * "
+                f"gradient_accumulation_steps={steps} * gpus={gpus} = {micro * steps * gpus}; leave one of them out"
+            )
+        return cls(global_batch_size=global_batch_size, micro_batch_size=micro)
+
+
+def _answer_one(question: Question, fixed: FixedParts, *, level: Level, as_json: bool) -> None:
     from rich.console import Console
 
     from scaling.levels import estimate_at
@@ -83,8 +140,6 @@ def _answer_one(question: Question, fixed: FixedParts, *, steps: int, level: Lev
     from strategies.decision import Candidate
     from strategies.serialize import to_json
 
-    batch = (fixed.micro_batch_size or 1) * steps * question.cluster.gpus
-    question = replace(question, job=replace(question.job, global_batch_size=batch))
     plan = next(iter(candidates(question.spec, cluster=question.cluster, job=question.job, fixed=fixed)))
     candidate = Candidate(plan=plan, estimate=estimate_at(level, plan, question))
     if as_json:

@@ -19,10 +19,16 @@ def measure(
     model: options.Model,
     seq_len: options.SeqLen,
     global_batch_size: options.GlobalBatchSize,
-    gpus: Annotated[int, typer.Option(min=1, help="Ranks: real ones to start here, or those of a trace.")] = 2,
-    simulate: Annotated[int | None, typer.Option(min=1, help="Rank 0 of this many ranks, in one process.")] = None,
+    gpus: Annotated[
+        int, typer.Option(min=1, help="Ranks: real ones to start here, or those of a trace.", metavar="N")
+    ] = 2,
+    simulate: Annotated[
+        int | None, typer.Option(min=1, help="Rank 0 of this many ranks, in one process.", metavar="N")
+    ] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Trace without data: any model, any GPU, seconds.")] = False,
-    gpu: Annotated[str, typer.Option(help="GPU of configs/gpus.csv, with --trace; else the CPU.")] = CPU_NAME,
+    gpu: Annotated[
+        str, typer.Option(help="GPU of configs/gpus.csv, with --trace; else the CPU.", metavar="NAME")
+    ] = CPU_NAME,
     precision: options.PrecisionName = Precision.BF16,
     strategy: options.Strategy = None,
     activation_checkpointing: options.Checkpointing = None,
@@ -36,7 +42,7 @@ def measure(
     attention: options.AttentionKind = Attention.FLASH,
     loss: options.Loss = LossImplementation.STANDARD,
     gpu_memory_gib: options.GpuMemoryGib = None,
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps; states appear in the first.")] = 2,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps; states appear in the first.", metavar="N")] = 2,
     plot: options.Plot = None,
     json: options.AsJson = False,
 ) -> None:
@@ -44,12 +50,14 @@ def measure(
     flags = locals()
     from rich.console import Console
 
+    from scaling.cli.pictures import require_pictures
     from scaling.comparison import compare, record
     from scaling.measure import Method
     from scaling.report import print_measured
     from strategies.serialize import to_json
 
     _check_together(trace=trace, simulate=simulate, gpu=gpu)
+    require_pictures(plot=plot)
     question = options.question_from_flags(
         model,
         job=options.picked(Job, flags),

@@ -24,30 +24,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Model = Annotated[str, typer.Argument(help="Preset, folder, config.json or Hugging Face hub id.")]
-SeqLen = Annotated[int, typer.Option(help="Tokens in one sample.")]
-GlobalBatchSize = Annotated[int, typer.Option(help="Samples per optimizer step, over all GPUs.")]
-Gpus = Annotated[int | None, typer.Option(help="GPUs in all; default: those of this machine.")]
-GpuName = Annotated[str, typer.Option(help="GPU of configs/gpus.csv, 'cpu', or 'auto' to detect.")]
-GpusPerNode = Annotated[int | None, typer.Option(help="GPUs in one machine; default: at most 8.")]
-GpuMemoryGib = Annotated[float | None, typer.Option(help="Memory of one GPU instead of the known one.")]
-HostMemoryGib = Annotated[float | None, typer.Option(help="Memory of one machine.")]
-PrecisionName = Annotated[Precision, typer.Option(help="Number formats of weights and states.")]
-GradientClipping = Annotated[float, typer.Option(help="Largest global gradient norm; 0 = off.")]
-Strategy = Annotated[StrategyName | None, typer.Option(help="Take this strategy or refuse.")]
-Checkpointing = Annotated[ActivationCheckpointing | None, typer.Option(help="Take this setting or refuse.")]
-MicroBatchSize = Annotated[int | None, typer.Option(help="Take this micro batch or refuse.")]
-CheckpointEvery = Annotated[int | None, typer.Option(min=1, help="Checkpoint every k-th block only.")]
-Reshard = Annotated[bool | None, typer.Option(help="fsdp2: blocks give their gathered weights back after forward.")]
-Sync = Annotated[bool | None, typer.Option(help="fsdp2: gradients are reduced after every micro batch.")]
-OffloadOptimizer = Annotated[OffloadDevice | None, typer.Option(help="Where optimizer states rest; none is a choice.")]
-OffloadParam = Annotated[OffloadDevice | None, typer.Option(help="Where weights rest (zero3, fsdp2).")]
-Optimizer = Annotated[OptimizerName, typer.Option(help="Update rule.")]
-AttentionKind = Annotated[Attention, typer.Option(help="flash: fused; eager: quadratic in the sequence length.")]
-Loss = Annotated[LossImplementation, typer.Option(help="How logits become a loss.")]
-Safety = Annotated[
-    float, typer.Option(help="Coverage of the interval whose upper end must fit the GPU; 0: the point estimate.")
-]
+
+def one_of(kind: type[StrEnum], text: str) -> str:
+    """Return the help of a flag that takes one of a few words: as metavar they would push all help aside."""
+    return f"{text}: {', '.join(kind)}."
 
 
 class OpenLoss(StrEnum):
@@ -59,20 +39,95 @@ class OpenLoss(StrEnum):
     FUSED = "fused"
 
 
-LossOrAuto = Annotated[
-    OpenLoss, typer.Option(help="How logits become a loss; auto: standard or fused, what is faster (instant level).")
+Model = Annotated[str, typer.Argument(help="Preset, folder, config.json or Hugging Face hub id.")]
+SeqLen = Annotated[int, typer.Option(help="Tokens in one sample.", metavar="N")]
+MaybeSeqLen = Annotated[int | None, typer.Option(help="Tokens in one sample.", metavar="N")]
+GlobalBatchSize = Annotated[int, typer.Option(help="Samples per optimizer step, over all GPUs.", metavar="N")]
+MaybeGlobalBatchSize = Annotated[
+    int | None, typer.Option(help="Samples per optimizer step, over all GPUs.", metavar="N")
 ]
-LevelName = Annotated[Level, typer.Option(help="instant: closed forms; traced: seconds; measured: real steps on CPU.")]
-LoraRank = Annotated[int | None, typer.Option(help="Train LoRA adapters of this rank, not the model itself.")]
+PrecisionName = Annotated[
+    Precision, typer.Option(help=one_of(Precision, "Number formats of weights and states"), metavar="KIND")
+]
+GradientClipping = Annotated[float, typer.Option(help="Largest global gradient norm; 0 = off.", metavar="X")]
+Optimizer = Annotated[OptimizerName, typer.Option(help=one_of(OptimizerName, "Update rule"), metavar="NAME")]
+AttentionKind = Annotated[
+    Attention,
+    typer.Option(help="flash: fused; eager: quadratic in the sequence length.", metavar="KIND"),
+]
+Loss = Annotated[
+    LossImplementation, typer.Option(help=one_of(LossImplementation, "How logits become a loss"), metavar="KIND")
+]
+LossOrAuto = Annotated[
+    OpenLoss,
+    typer.Option(
+        help=one_of(OpenLoss, "How logits become a loss (auto is standard or fused, what is faster; instant level)"),
+        metavar="KIND",
+    ),
+]
+LoraRank = Annotated[
+    int | None, typer.Option(help="Train LoRA adapters of this rank, not the model itself.", metavar="N")
+]
 LoraTargets = Annotated[
-    str | None, typer.Option(help="Linear layers with adapters: names and commas, or all-linear, which is the default.")
+    str | None,
+    typer.Option(
+        help="Linear layers with adapters: names and commas, or all-linear, which is the default.", metavar="NAMES"
+    ),
 ]
 Freeze = Annotated[
     list[str] | None,
-    typer.Option(help="Parameters not trained: a module or pattern; repeat it, the last one decides; ! trains."),
+    typer.Option(
+        help="Parameters not trained: a module or pattern; repeat it, the last one decides; ! trains.", metavar="NAME"
+    ),
+]
+Gpus = Annotated[int | None, typer.Option(help="GPUs in all; default: those of this machine.", metavar="N")]
+GpuName = Annotated[str, typer.Option(help="GPU of configs/gpus.csv, 'cpu', or 'auto' to detect.", metavar="NAME")]
+GpusPerNode = Annotated[int | None, typer.Option(help="GPUs in one machine; default: at most 8.", metavar="N")]
+GpuMemoryGib = Annotated[float | None, typer.Option(help="Memory of one GPU instead of the known one.", metavar="GIB")]
+HostMemoryGib = Annotated[float | None, typer.Option(help="Memory of one machine.", metavar="GIB")]
+Strategy = Annotated[
+    StrategyName | None, typer.Option(help=one_of(StrategyName, "Take this strategy or refuse"), metavar="NAME")
+]
+Checkpointing = Annotated[
+    ActivationCheckpointing | None,
+    typer.Option(
+        help=one_of(ActivationCheckpointing, "Which activations are computed again; take this or refuse"),
+        metavar="KIND",
+    ),
+]
+CheckpointEvery = Annotated[int | None, typer.Option(min=1, help="Checkpoint every k-th block only.", metavar="K")]
+MicroBatchSize = Annotated[int | None, typer.Option(help="Take this micro batch or refuse.", metavar="N")]
+OffloadOptimizer = Annotated[
+    OffloadDevice | None,
+    typer.Option(help=one_of(OffloadDevice, "Where optimizer states rest; none is a choice"), metavar="PLACE"),
+]
+OffloadParam = Annotated[
+    OffloadDevice | None,
+    typer.Option(help=one_of(OffloadDevice, "Where weights rest (zero3, fsdp2)"), metavar="PLACE"),
+]
+Reshard = Annotated[
+    bool | None,
+    typer.Option(help="fsdp2: blocks give their gathered weights back after forward."),
+]
+Sync = Annotated[
+    bool | None,
+    typer.Option(help="fsdp2: gradients are reduced after every micro batch."),
+]
+Safety = Annotated[
+    float,
+    typer.Option(
+        help="Coverage of the interval whose upper end must fit the GPU; 0: the point estimate.", metavar="SHARE"
+    ),
+]
+LevelName = Annotated[
+    Level,
+    typer.Option(help="instant: closed forms; traced: seconds; measured: real steps on CPU.", metavar="KIND"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Plot = Annotated[Path | None, typer.Option(help="Write a picture of memory over time to this PNG file.")]
+Plot = Annotated[
+    Path | None,
+    typer.Option(help="Draw memory over time into this file: .png, .svg or .pdf.", metavar="FILE"),
+]
 
 
 def with_trained_parts(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,7 +221,7 @@ def planner_question(question: Question, fixed: FixedParts, *, safety: float, fo
 
 def why_not_trainable(question: Question) -> Callable[[Job, Plan], str | None]:
     """Return what tells why our trainer cannot run a plan; None where it can."""
-    from scaling.check_plan import require_trainable
+    from scaling.check_plan import require_trainable, require_trainable_model
     from scaling.errors import EngineError
 
     def why_not(job: Job, plan: Plan) -> str | None:
@@ -179,6 +234,7 @@ def why_not_trainable(question: Question) -> Callable[[Job, Plan], str | None]:
             estimate=NO_ESTIMATE,
         )
         try:
+            require_trainable_model(question.spec)
             require_trainable(decision)
         except EngineError as error:
             return str(error)

@@ -16,8 +16,8 @@ from strategies.search import FixedParts
 
 def plan(
     model: options.Model,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens in one sample.")] = None,
-    global_batch_size: Annotated[int | None, typer.Option(help="Samples per optimizer step, over all GPUs.")] = None,
+    seq_len: options.MaybeSeqLen = None,
+    global_batch_size: options.MaybeGlobalBatchSize = None,
     gpus: options.Gpus = None,
     gpu: options.GpuName = "auto",
     gpus_per_node: options.GpusPerNode = None,
@@ -43,34 +43,45 @@ def plan(
     level: options.LevelName = Level.INSTANT,
     what_if: Annotated[bool, typer.Option("--what-if", help="Also say what would make it faster.")] = False,
     longest_seq_len: Annotated[
-        bool, typer.Option("--longest-seq-len", help="In place of --seq-len: the longest that fits.")
+        bool, typer.Option("--longest-seq-len", help="In place of --seq-len: find the longest that fits.")
     ] = False,
     best_global_batch_size: Annotated[
-        bool, typer.Option("--best-global-batch-size", help="In place of --global-batch-size: the most samples/s.")
+        bool,
+        typer.Option(
+            "--best-global-batch-size", help="In place of --global-batch-size: find the one with the most samples/s."
+        ),
     ] = False,
     largest_model: Annotated[
-        bool, typer.Option("--largest-model", help="The largest preset of MODEL's family that fits.")
+        bool,
+        typer.Option("--largest-model", help="In place of the model: find the largest preset of its family that fits."),
     ] = False,
     smallest_cluster: Annotated[
-        bool, typer.Option("--smallest-cluster", help="In place of --gpus: the fewest that fit.")
+        bool, typer.Option("--smallest-cluster", help="In place of --gpus: find the fewest that fit.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for plan.json and the launcher files.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for plan.json and the launcher files.", metavar="DIR")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another plan in --out.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the plans to this file: .png, .svg or .pdf.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the answer to this file as one page.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the plans into this file: .png, .svg or .pdf.", metavar="FILE")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the answer into this file as one page.", metavar="FILE")
+    ] = None,
     json: options.AsJson = False,
 ) -> None:
     """Choose the fastest plan that fits; print where bytes and seconds go and why other plans were not taken."""
     flags = options.with_trained_parts(locals())
     from rich.console import Console
 
-    from scaling.cli.pictures import write_pictures
+    from scaling.cli.pictures import require_pictures, write_pictures
     from scaling.cli.planning import Turn, chosen_turn, plan_or_suggest, training_notes, turned
     from scaling.plan_report import print_decision
     from scaling.report import print_launch
     from strategies.emit.files import write_plan
     from strategies.serialize import to_json
 
+    require_pictures(plot=plot)
     searches_loss = loss is options.OpenLoss.AUTO
     turn = chosen_turn(flags)
     flags |= {
@@ -103,7 +114,7 @@ def plan(
     console = Console()
     if answer.headline:
         console.print(f"[bold]{answer.headline}[/bold]", highlight=False, soft_wrap=True)
-    print_decision(decision, console)
+    print_decision(decision, answer.question.spec, console)
     for note in training_notes(decision, answer.question, for_training=out is not None):
         console.print(note, highlight=False, markup=False, soft_wrap=True)
     for path in pictures:

@@ -53,7 +53,7 @@ def changed(**flags: str) -> list[str]:
         (changed(global_batch_size=str(10**24)), "is more than 2147483648"),
         (changed(seq_len="1"), "seq_len=1 leaves no token to predict"),
         (["plan", "~nobody-of-that-name/x", *GOOD[2:]], "~nobody-of-that-name/x"),
-        (["plan", "bert-base", *changed(seq_len="64", loss="chunked")[2:]], "no closed form"),
+        (["plan", "bert-base", *changed(seq_len="64")[2:]], "bert-base is no causal language model (task=masked-lm)"),
         (changed(gpu="T4"), "precision=bf16, but T4 has no bf16 arithmetic"),
         (changed(gpu="GB300"), "the usable memory of GB300 is not known yet"),
     ],
@@ -156,7 +156,7 @@ def test_what_if_tells_what_would_be_faster(
         (["--gpus", "8", "--global-batch-size", "8", "--longest-seq-len"], "Longest sequence that fits: "),
         (["--gpus", "8", "--seq-len", "4096", "--best-global-batch-size"], "Smallest global batch within 1 % of"),
         (["--gpus", "8", "--seq-len", "512", "--global-batch-size", "8", "--largest-model"], "Largest llama preset"),
-        (["--seq-len", "4096", "--global-batch-size", "8", "--smallest-cluster"], "Fewest H100-80GB-SXM that fit: 1"),
+        (["--seq-len", "4096", "--global-batch-size", "8", "--smallest-cluster"], "Fewest H100-80GB-SXM that fit: "),
     ],
 )
 def test_questions_turned_round_are_answered_and_planned(
@@ -212,6 +212,30 @@ def test_out_offers_only_what_the_trainer_runs(
     assert offered == {"ddp", "fsdp2"}  # DeepSpeed keeps fp32 masters beside 16-bit weights
     assert run(monkeypatch, changed(optimizer="lion", out=str(tmp_path / "other"))) == 2
     assert "optimizer=lion cannot be trained under ddp yet" in capsys.readouterr().err
+
+
+T5 = ["plan", "t5-large", "--gpus", "8", "--gpu", "A100-80GB-SXM", "--seq-len", "512", "--global-batch-size", "64"]
+
+
+def test_a_model_that_the_trainer_does_not_train_is_planned_with_a_note_and_not_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(monkeypatch, T5) == 0
+    assert "Note: our trainer does not run this plan: model t5-large is no causal" in capsys.readouterr().out
+    assert run(monkeypatch, [*T5, "--out", str(tmp_path / "plan")]) == 2
+    error = capsys.readouterr().err
+    assert "task=seq2seq-lm" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "plan").exists()
+
+
+def test_a_picture_of_another_type_is_refused_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = changed(plot=str(tmp_path / "x.gif"), out=str(tmp_path / "plan"))
+    assert run(monkeypatch, words) == 2
+    assert "x.gif: its ending must be one of .png, .svg, .pdf" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_names_in_any_case_and_overridden_memory(

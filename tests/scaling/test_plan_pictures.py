@@ -108,10 +108,16 @@ def test_picture_is_a_png(decision: Decision, tmp_path: Path) -> None:
     assert int.from_bytes(header[16:20], "big") == 1920
 
 
-@pytest.mark.parametrize("name", ["missing/plan.png", "plan.nothing"])
-def test_picture_that_cannot_be_written_is_refused(decision: Decision, name: str, tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match=r"cannot write the picture .*; give a writable .png file"):
+def test_picture_that_cannot_be_written_is_refused(decision: Decision, tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match=r"cannot write the picture .*; give a writable file"):
+        plot_decision(decision, path=tmp_path / "missing" / "plan.png")
+
+
+@pytest.mark.parametrize("name", ["plan.gif", "plan.jpg", "plan.nothing", "plan"])
+def test_picture_of_another_type_is_refused(decision: Decision, name: str, tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match=r"cannot draw the picture .*: its ending must be one of .png, .svg, .pdf"):
         plot_decision(decision, path=tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
 
 
 class Balanced(HTMLParser):

@@ -2,14 +2,25 @@
 
 from dataclasses import replace
 
+import pytest
+
 from strategies.decision import Rejection, Resource
 from strategies.estimate import CauseBytes, Phase, PhaseBytes
-from strategies.explain import closeness, describe_plan, describe_rejection, largest_seconds, nothing_fits
+from strategies.explain import (
+    closeness,
+    describe_plan,
+    describe_rejection,
+    describe_trained,
+    largest_seconds,
+    needs,
+    nothing_fits,
+)
 from strategies.job import LossImplementation
 from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
 from strategies.registry import STRATEGIES
 from strategies.time.step_time import StepTime
-from strategies.units import GIB
+from strategies.trained import Lora
+from strategies.units import GIB, format_seconds
 from tests.strategies.builders import small_cluster, small_job, tiny_spec
 
 PLAN = Plan(
@@ -41,11 +52,26 @@ def test_a_plan_is_one_phrase_with_everything_that_is_not_usual() -> None:
 
 
 def test_a_rejection_tells_what_is_needed_by_how_much_and_its_largest_causes() -> None:
-    text = describe_rejection(REJECTION)
-    assert text.endswith("needs 10.00 GiB, 2.00 GiB over (in backward: optimizer states 4.00 GiB, gradients 2.00 GiB)")
-    assert "needs at least 10.00 GiB" in describe_rejection(replace(REJECTION, is_lower_bound=True))
-    on_host = replace(REJECTION, resource=Resource.HOST_MEMORY)
-    assert describe_rejection(on_host).endswith("needs 10.00 GiB of host memory a node, 2.00 GiB over")
+    causes = "2.00 GiB over (in backward: optimizer states 4.00 GiB, gradients 2.00 GiB)"
+    assert describe_rejection(REJECTION, safety=0.9).endswith(f"needs 10.00 GiB at safety 0.9, {causes}")
+    assert describe_rejection(REJECTION, safety=0.0).endswith(f"needs 10.00 GiB, {causes}")
+    floor = describe_rejection(replace(REJECTION, is_lower_bound=True), safety=0.9)
+    assert "needs at least 10.00 GiB at safety 0.9, 2.00 GiB over" in floor
+    on_host = describe_rejection(replace(REJECTION, resource=Resource.HOST_MEMORY), safety=0.9)
+    assert on_host.endswith("needs 10.00 GiB of host memory a node, 2.00 GiB over"), "host memory has no margin"
+
+
+def test_what_is_needed_is_the_point_estimate_and_says_what_is_not() -> None:
+    assert needs(4 * GIB, 5 * GIB, safety=0.9) == "needs 4.00 GiB, 5.00 GiB at safety 0.9"
+    assert needs(4 * GIB, 4 * GIB, safety=0.0) == "needs 4.00 GiB"
+
+
+def test_what_is_trained_is_named_where_it_is_not_everything() -> None:
+    job = small_job()
+    assert describe_trained(job) == ""
+    adapters = replace(job, lora=Lora(rank=8, target_modules=("q_proj", "v_proj")))
+    assert describe_trained(adapters) == "LoRA rank 8 on q_proj, v_proj"
+    assert describe_trained(replace(job, freeze=("embed_tokens", "!lm_head"))) == "frozen embed_tokens, !lm_head"
 
 
 def test_what_lacks_host_memory_only_is_closer_and_a_floor_is_further() -> None:
@@ -73,3 +99,21 @@ def test_times_are_told_by_their_largest_causes() -> None:
         peak_flops_per_s=1.0,
     )
     assert largest_seconds(time) == "matrix products 1 s, communication 0.7 s"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 s"),
+        (2.5e-5, "25 us"),
+        (0.95812, "0.9581 s"),
+        (99.934, "99.93 s"),
+        (119.99, "120 s"),
+        (1_070.4, "17 min 50 s"),
+        (3_599.8, "1 h 0 min"),
+        (13_990.0, "3 h 53 min"),
+        (10_000_000.0, "2,777 h 47 min"),
+    ],
+)
+def test_a_time_is_read_without_counting_zeros(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
