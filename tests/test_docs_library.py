@@ -150,6 +150,7 @@ def run(program: str, folder: Path) -> dict[str, Any]:
     surroundings = {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     done = start([*TORCHRUN, str(NUM_RANKS), path, out], environ=surroundings, timeout_s=300)
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    assert "find_unused_parameters" not in done.stderr, "torch advises against a setting of the plan"
     return torch.load(out, weights_only=True)
 
 

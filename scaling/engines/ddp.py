@@ -16,10 +16,14 @@ from scaling.engines.base import Engine
 from scaling.engines.gradient_norm import clip_factor, global_norm
 from scaling.engines.master_weights import MasterWeights
 from scaling.engines.optimizer import OptimizerSettings, make_optimizer, split_by_decay
+from scaling.engines.quiet import without_line
 from scaling.meter import PhaseMeter
 from scaling.ownership import Cause, Owned, module_owners
 from strategies.decision import Decision
 from strategies.units import MIB
+
+USELESS_WARNING = "find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters"
+"""torch 2.13, csrc/distributed/c10d/reducer.cpp. The search is switched on for more than unused ones, see `_wrap`."""
 
 
 @final
@@ -46,6 +50,7 @@ class DdpEngine(Engine):
         bucket_bytes = decision.plan.buckets.reduce_bucket_size * job.precision.weight_bytes
         # One rank has nobody to synchronise with: without buckets gradients live from backward to the step only.
         self._ddp = _wrap(model, device=device, bucket_bytes=bucket_bytes) if self.data_parallel_size > 1 else None
+        self._may_warn = True
         decayed, undecayed = split_by_decay(model)
         self._masters = MasterWeights(decayed + undecayed) if job.precision.has_master_weights else None
         if self._masters:
@@ -70,8 +75,13 @@ class DdpEngine(Engine):
 
     def _forward(self, **inputs: torch.Tensor) -> Any:
         # Without gradients there is nothing to synchronise, and ranks may run different numbers of forwards.
-        module = self._ddp if self._ddp is not None and torch.is_grad_enabled() else self.model
-        return module(**inputs)
+        if self._ddp is None or not torch.is_grad_enabled():
+            return self.model(**inputs)
+        if not (self._may_warn and self._ddp.require_backward_grad_sync):
+            return self._ddp(**inputs)
+        self._may_warn = False  # the reducer says it once, in the first forward after which gradients are reduced
+        with without_line(USELESS_WARNING):
+            return self._ddp(**inputs)
 
     @torch.no_grad()
     def _optimizer_step(self) -> torch.Tensor:
@@ -111,6 +121,7 @@ def _wrap(model: nn.Module, *, device: torch.device, bucket_bytes: int) -> Distr
             broadcast_buffers=False,  # position tables and the like: equal everywhere and never written
             gradient_as_bucket_view=True,
             # Gradients of parameters that took no part are zero, as under ZeRO, instead of an error. It also keeps
-            # the buckets of the first step: new ones in the second would hold all gradients twice for a moment.
+            # the buckets of the first step: new ones in the second would hold all gradients twice for a moment. The
+            # search costs a walk over the graph; where it finds nothing torch advises against it (`USELESS_WARNING`).
             find_unused_parameters=True,
         )

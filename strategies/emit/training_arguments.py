@@ -105,7 +105,7 @@ def _ddp(decision: Decision) -> dict[str, Any]:
     return {
         "use_cpu": gpu.is_cpu,
         "ddp_bucket_cap_mb": decision.plan.buckets.reduce_bucket_size * weight_bytes / MIB,
-        "ddp_find_unused_parameters": True,
+        "ddp_find_unused_parameters": False,  # as in `strategies.emit.accelerator.DdpSettings`
         "ddp_broadcast_buffers": False,
     }
 

@@ -97,7 +97,7 @@ def test_ddp_settings_reach_its_wrapper(tmp_path: Path) -> None:
     decision = decision_for("ddp", precision=Precision.BF16_AUTOCAST, activation_checkpointing=FULL)
     arguments = arguments_of(decision, tmp_path)
     assert arguments.ddp_bucket_cap_mb == 24 / 2**20
-    assert arguments.ddp_find_unused_parameters is True
+    assert arguments.ddp_find_unused_parameters is False
     assert arguments.ddp_broadcast_buffers is False
     assert (arguments.bf16, arguments.use_cpu, arguments.fsdp_plugin_args) == (True, False, None)
     assert arguments.activation_checkpointing is True
