@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Plan, run, print and store; return 1 where the choices are worse than the limits."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calibration", type=Path, help="what scaling calibrate wrote here, instead of measuring now")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=3, help="timed steps of a plan in each round")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
@@ -237,8 +237,9 @@ def cluster_with(memory_bytes: int) -> Cluster:
 def label(plan: Plan) -> str:
     """Return the plan in a few words."""
     kept = "" if plan.reshard_after_forward else ", weights kept"
+    once = "" if plan.sync_each_batch else ", reduced once"
     return (
-        f"{plan.strategy}{kept}, {plan.activation_checkpointing}, "
+        f"{plan.strategy}{kept}{once}, {plan.activation_checkpointing}, "
         f"{plan.micro_batch_size} x {plan.gradient_accumulation_steps}"
     )
 

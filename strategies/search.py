@@ -91,8 +91,16 @@ def candidates(spec: ModelSpec, *, cluster: Cluster, job: Job, fixed: FixedParts
     """
     sizes = micro_batch_sizes(cluster, job, fixed)
     for variant in variants(spec, cluster=cluster, job=job, fixed=replace(fixed, searches_loss=False)):
-        for size in sizes:
+        for size in sizes_of(variant, sizes, cluster=cluster, fixed=fixed):
             yield variant.plan(size, gpus=cluster.gpus)
+
+
+def sizes_of(variant: Variant, sizes: list[int], *, cluster: Cluster, fixed: FixedParts) -> list[int]:
+    """Return the micro batches at which a variant is not the same as a simpler one that is tried too."""
+    if variant.sync_each_batch or fixed.sync_each_batch is not None:
+        return sizes
+    share = variant.job.global_batch_size // cluster.gpus
+    return [size for size in sizes if size < share]
 
 
 def variants(spec: ModelSpec, *, cluster: Cluster, job: Job, fixed: FixedParts) -> list[Variant]:

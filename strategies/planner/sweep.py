@@ -19,7 +19,7 @@ from strategies.plan import Plan
 from strategies.planner.bound import Bound, lower_bound
 from strategies.planner.buckets import WITH_BUCKETS, smaller_buckets
 from strategies.planner.safety import capacity, margin, needed_bytes, shortage
-from strategies.search import FixedParts, Variant, micro_batch_sizes, variants
+from strategies.search import FixedParts, Variant, micro_batch_sizes, sizes_of, variants
 from strategies.time.step_time import StepTime, step_time, times_known
 
 WhyNot = Callable[[Job, Plan], str | None]
@@ -180,11 +180,7 @@ class Sweep:
         return host.peak.total_bytes > cluster.host_memory_bytes
 
     def _sizes_of(self, variant: Variant) -> list[int]:
-        """Return the micro batches at which the variant is not the same as a simpler one that is tried too."""
-        if variant.sync_each_batch or self.question.fixed.sync_each_batch is not None:
-            return self._sizes
-        share = self.question.job.global_batch_size // self.question.cluster.gpus
-        return [size for size in self._sizes if size < share]
+        return sizes_of(variant, self._sizes, cluster=self.question.cluster, fixed=self.question.fixed)
 
     def _with_smaller_buckets(
         self, order: int, variant: Variant, plan: Plan, estimate: Estimate, lacking: tuple[Resource, int]
