@@ -15,6 +15,7 @@ import pytest
 from scaling.check_plan import ACCELERATE_CONFIG, check_estimate, check_plan
 from scaling.errors import EngineError, LaunchError
 from scaling.launch_env import LaunchEnvironment
+from strategies.cluster import gpu_preset
 from strategies.decision import Decision
 from strategies.emit.deepspeed import deepspeed_config
 from strategies.errors import JobError, PlanError
@@ -122,6 +123,13 @@ def test_fp16_is_refused_by_name(zero2: Decision, tmp_path: Path) -> None:
         check(wrong, tmp_path)
 
 
+def test_formats_that_the_gpu_lacks_are_not_recommended(zero2: Decision, tmp_path: Path) -> None:
+    cluster = replace(zero2.cluster, gpu=gpu_preset("V100-16GB-SXM2"))
+    wrong = replace(zero2, cluster=cluster, job=replace(zero2.job, precision=Precision.FP16))
+    with pytest.raises(EngineError, match=r"plan again with fp32$"):
+        check(wrong, tmp_path)
+
+
 def test_fused_descent_on_shards_that_torch_does_not_know_is_refused(tmp_path: Path) -> None:
     decision = toy_decision("fsdp2", world_size=2, accumulation=1)
     decision = replace(decision, job=replace(decision.job, optimizer=OptimizerName.SGD))
@@ -188,6 +196,18 @@ def test_an_edited_plan_is_told_once_with_both_peaks(
     (message,) = warnings_of(decision, caplog)
     assert f"({written} and " in message
     assert "plan again" in message
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_number_of_bytes_beyond_any_computer_is_refused_by_name(sign: int, planned: Decision) -> None:
+    first, *others = planned.estimate.memory.phases
+    huge = replace(first, causes=replace(first.causes, logits=sign * 10**400))
+    memory = MemoryProfile(phases=(huge, *others))
+    edited = replace(planned, estimate=replace(planned.estimate, memory=memory))
+    with pytest.raises(
+        PlanError, match=r"the plan has estimate\.memory\.phases\[0\]\.causes\.logits=-?10*\.\.\. \(40. dig"
+    ):
+        check_estimate(edited, load_model_spec(edited.model))
 
 
 def test_a_sequence_beyond_the_positions_is_refused(planned: Decision) -> None:
