@@ -1,6 +1,8 @@
-"""Questions turned round on the command line: what stands behind an answer besides itself."""
+"""Questions turned round and suggestions on the command line: what stands behind an answer, and that it works."""
 
 from __future__ import annotations
+
+import shlex
 
 import pytest
 
@@ -11,6 +13,7 @@ from strategies.planner.reverse import best_fit
 from strategies.planner.sweep import Question
 from strategies.search import FixedParts
 from strategies.units import GIB
+from tests.scaling.test_cli import run
 from tests.strategies.planner.builders import question
 
 A100 = "A100-80GB-SXM"
@@ -65,3 +68,35 @@ def test_that_positions_are_the_limit_is_said_and_only_where_they_are() -> None:
         f"Longest sequence that fits: 8,192 tokens, without offloading; {ends}"  # max_position_embeddings
     )
     assert ends not in turned(Turn.SEQ_LEN, question("llama-3.1-8b", A100)).headline
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        (
+            ["llama-3-70b", "--gpu", "H100-80GB-SXM", "--gpus", "64", "--host-memory-gib", "512"],
+            {"--gpus-per-node", "--host-memory-gib"},
+        ),
+        (
+            ["qwen2.5-7b", "--gpu", "RTX4090", "--gpus", "2", "--gpus-per-node", "2", "--host-memory-gib", "64"],
+            {"--gpus", "--gpu", "--host-memory-gib"},
+        ),
+        (
+            ["llama-3.1-8b", "--gpu", "RTX4090", "--gpus", "2", "--gpus-per-node", "2", "--offload-optimizer", "none"],
+            {"--gpus", "--gpu", "--offload-optimizer"},
+        ),
+        (["llama-3.2-1b", "--gpu", "cpu", "--gpus", "2", "--gpu-memory-gib", "8"], {"--gpus"}),
+    ],
+)
+def test_changes_of_the_cluster_fit_when_they_are_typed(
+    words: list[str], flags: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["plan", *words, "--seq-len", "4096", "--global-batch-size", "64"]
+    assert run(monkeypatch, asked) == 3
+    suggestions = [line.strip() for line in capsys.readouterr().err.splitlines() if line.startswith("  --")]
+    assert flags <= {suggestion.split()[0] for suggestion in suggestions}
+    for suggestion in suggestions:
+        typed = shlex.split(suggestion.partition(": needs ")[0])
+        # A flag given twice: the last one counts.
+        assert run(monkeypatch, [*asked, *typed]) == 0, typed
+        capsys.readouterr()
