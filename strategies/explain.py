@@ -138,7 +138,7 @@ def nothing_fits(rejected: tuple[Rejection, ...], *, cluster: Cluster, safety: f
         host = format_bytes(cluster.host_memory_bytes or 0)
         return (
             f"no plan fits {format_bytes(usable_bytes)} a GPU and {host} of host memory a node; the closest is "
-            f"{told}; give nodes with more memory, or fewer GPUs a node"
+            f"{told}; give nodes with more (--host-memory-gib) or with fewer GPUs (--gpus-per-node)"
         )
     return f"no plan fits {format_bytes(usable_bytes)} a GPU{at_safety(safety)}; the closest is {told}"
 

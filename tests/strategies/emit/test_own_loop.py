@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from strategies.cluster import gpu_preset
 from strategies.decision import Decision
 from strategies.emit.accelerator import accelerator_settings
 from strategies.emit.surroundings import require_same_surroundings
@@ -124,6 +125,13 @@ def test_what_has_no_word_is_refused_by_name(decision: Decision, message: str) -
     for told in (decision.accelerator_kwargs, decision.training_arguments, decision.loop_settings):
         with pytest.raises(PlanError, match=message):
             told()
+
+
+def test_formats_that_the_gpu_lacks_are_not_recommended() -> None:
+    asked = decision_for(job={"precision": Precision.FP16})
+    old = replace(asked, cluster=replace(asked.cluster, gpu=gpu_preset("V100-16GB-SXM2")))
+    with pytest.raises(PlanError, match=r"plan again with precision=fp32 or fp16-autocast$"):
+        old.loop_settings()
 
 
 @pytest.mark.parametrize("optimizer", [OptimizerName.LION, OptimizerName.ADAMW_8BIT])
