@@ -282,10 +282,7 @@ class _Evaluation:
         """Yield the blocks of the encoder and of the decoder, which runs after it."""
         chosen, every = self.setting.activation_checkpointing, self.setting.checkpoint_every
         if chosen is not ActivationCheckpointing.NONE and every > 1:
-            raise SpecError(
-                f"model {forms.model}: no closed form for two stacks with checkpoint_every={every}; give 1, or read "
-                f"the peak off the model itself with --level traced"
-            )
+            raise SpecError(f"model {forms.model}: no closed form for two stacks with checkpoint_every={every}; give 1")
         (low, number), (high, number_above) = ((forms.block(kind, chosen), each) for kind, each in kinds.items())
         above, below = Bytes().plus(self._bytes(high.kept), times=number_above), Bytes()
         yield _Block(number, above, below, low)

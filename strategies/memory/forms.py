@@ -112,10 +112,18 @@ def form_set(spec: ModelSpec, *, number_format: str, on_cpu: bool) -> FormSet:
     if not settings:
         raise SpecError(
             f"model {spec.name}: no closed form for the activations of model_type={spec.family!r} with "
-            f"{spec.variant or 'its settings'} on {device}, so its peak cannot be predicted at once; its "
-            f"{spec.num_params:,} parameters are known, and --level traced reads the peak off the model itself"
+            f"{spec.variant or 'its settings'} on {device}, so its peak cannot be predicted at once (its "
+            f"{spec.num_params:,} parameters are known); {_instead(spec, on_cpu=on_cpu)}"
         )
     return FormSet(model=spec.name, settings=settings)
+
+
+def _instead(spec: ModelSpec, *, on_cpu: bool) -> str:
+    """Return how the peak can be had all the same: only causal language models are built, for a trace or a run."""
+    if spec.task is TaskKind.CAUSAL_LM:
+        return "--level traced reads the peak off the model itself"
+    other = "give a GPU: there are forms for CUDA" if on_cpu and has_closed_form(spec) else "there is no other level"
+    return f"{other}; a model with task={spec.task} is not built here"
 
 
 def has_closed_form(spec: ModelSpec) -> bool:

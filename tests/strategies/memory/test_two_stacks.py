@@ -77,5 +77,13 @@ def test_blocks_of_a_decoder_keep_more_than_those_of_an_encoder() -> None:
 
 def test_every_second_block_of_two_stacks_is_refused() -> None:
     setting = replace(SETTING, activation_checkpointing=FULL, checkpoint_every=2)
-    with pytest.raises(SpecError, match=r"two stacks with checkpoint_every=2; give 1, or .* --level traced"):
+    with pytest.raises(SpecError, match=r"two stacks with checkpoint_every=2; give 1$"):
         activation_levels(load_model_spec(config("relu")), setting, micro_batch_size=1)
+
+
+def test_cpu_ranks_are_refused_without_naming_a_level_that_does_not_build_the_model() -> None:
+    spec = load_model_spec(config("relu"))
+    with pytest.raises(
+        SpecError, match=r"on cpu, .*give a GPU: there are forms for CUDA; a model with task=seq2seq-lm"
+    ):
+        activation_levels(spec, replace(SETTING, on_cpu=True), micro_batch_size=1)
