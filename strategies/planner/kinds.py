@@ -155,8 +155,9 @@ def _doubled(gpus: int) -> Iterator[int]:
 def _on_cluster(question: Question, cluster: Cluster) -> Change:
     job, unit = question.job, cluster.gpus * (question.fixed.micro_batch_size or 1)
     words, per_node = f"--gpus {cluster.gpus}", cluster.gpus_per_node
-    # As large as where nothing is said, and as it may have been said.
-    if {per_node} != {min(cluster.gpus, NODE_SIZE), question.cluster.gpus_per_node} and not cluster.gpu.is_cpu:
+    # It need not be said where it is what stands for nothing said, and what may have been said before.
+    is_usual = per_node == min(cluster.gpus, NODE_SIZE) == question.cluster.gpus_per_node
+    if not is_usual and not cluster.gpu.is_cpu:
         words += f" --gpus-per-node {per_node}"
     if job.global_batch_size % unit:
         job = replace(job, global_batch_size=round_up(job.global_batch_size, unit))

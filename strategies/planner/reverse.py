@@ -9,7 +9,7 @@ from strategies.cluster import Cluster
 from strategies.decision import Rejection
 from strategies.errors import NoPlanFitsError, PlanError, ScalingError
 from strategies.explain import nothing_fits
-from strategies.job import MAX_SIZE, Job
+from strategies.job import MAX_SIZE
 from strategies.load_model import load_model_spec
 from strategies.model_spec import ModelSpec
 from strategies.plan import OffloadDevice
@@ -17,10 +17,11 @@ from strategies.planner.ranking import TIE, ranked
 from strategies.planner.sweep import Fit, Question, Sweep
 from strategies.presets import configs_folder
 from strategies.search import divisors
-from strategies.units import format_bytes
 
 SEQ_LEN_STEP = 128
 """Lengths are told in multiples of this, which attention kernels like; shorter ones token by token."""
+SHORTEST = 2
+"""Tokens: one leaves none to predict."""
 LONGEST = 2**22
 """Tokens: where the search for a length ends that the model itself does not limit."""
 MOST_SAMPLES_A_GPU = 1024
@@ -66,15 +67,12 @@ def longest_seq_len(question: Question) -> int:
         NoPlanFitsError: not even two tokens fit.
     """
     limit = question.spec.max_seq_len or LONGEST
-    if not _fits_at(question, 2):
-        raise NoPlanFitsError(
-            f"no sequence is short enough for {format_bytes(question.cluster.gpu.memory_bytes)} a GPU: "
-            f"the model's states alone are too much; give more GPUs, or others"
-        )
+    if not _fits_at(question, SHORTEST):
+        raise NoPlanFitsError(f"no sequence is short enough: with {SHORTEST} tokens {_lack(_at(question, SHORTEST))}")
     steps = _largest(limit // SEQ_LEN_STEP, lambda number: _fits_at(question, number * SEQ_LEN_STEP))
     if steps * SEQ_LEN_STEP + SEQ_LEN_STEP > limit:
         return limit if _fits_at(question, limit) else steps * SEQ_LEN_STEP
-    return steps * SEQ_LEN_STEP or _largest(SEQ_LEN_STEP - 1, lambda number: _fits_at(question, max(number, 2)))
+    return steps * SEQ_LEN_STEP or _largest(SEQ_LEN_STEP - 1, lambda number: _fits_at(question, max(number, SHORTEST)))
 
 
 def best_global_batch_size(question: Question) -> int:
@@ -92,7 +90,8 @@ def best_global_batch_size(question: Question) -> int:
         if fit is not None:
             rates[samples] = samples / fit.time.total_s if fit.time else float(fit.plan.micro_batch_size)
     if not rates:
-        raise NoPlanFitsError(f"no global batch fits, not even {unit}, one micro batch a GPU; ask with --what-if")
+        smallest = question.on(job=replace(question.job, global_batch_size=unit))
+        raise NoPlanFitsError(f"no global batch fits: with {unit}, one micro batch a GPU, {_lack(smallest)}")
     best = max(rates.values())
     return min(samples for samples, rate in rates.items() if rate >= best / (1 + TIE))
 
@@ -106,13 +105,18 @@ def largest_model(question: Question) -> ModelSpec:
     family = [spec for spec in _presets() if spec.family == question.spec.family]
     if not family:
         raise PlanError(f"no preset under configs/models is of the family {question.spec.family}")
-    for spec in sorted(family, key=lambda each: -each.num_params):
-        if spec.max_seq_len is not None and question.job.seq_len > spec.max_seq_len:
-            continue
+    seq_len = question.job.seq_len
+    long_enough = [spec for spec in family if seq_len <= (spec.max_seq_len or seq_len)]
+    if not long_enough:
+        raise PlanError(f"no preset of the family {question.spec.family} has seq_len={seq_len} positions; give less")
+    by_size = sorted(long_enough, key=lambda each: -each.num_params)
+    for spec in by_size:
         if fits(replace(question, spec=spec)):
             return spec
-    names = ", ".join(spec.name for spec in sorted(family, key=lambda each: each.num_params))
-    raise NoPlanFitsError(f"no {question.spec.family} preset fits with seq_len={question.job.seq_len}: tried {names}")
+    smallest = replace(question, spec=by_size[-1])
+    raise NoPlanFitsError(
+        f"no {question.spec.family} preset fits: of {smallest.spec.name}, the smallest, {_lack(smallest)}"
+    )
 
 
 def smallest_cluster(question: Question) -> Cluster:
@@ -134,15 +138,18 @@ def smallest_cluster(question: Question) -> Cluster:
             return cluster
     raise NoPlanFitsError(
         f"no number of {question.cluster.gpu.name} fits, up to one a sample (global_batch_size={samples}); "
-        f"give a larger global batch, or another GPU{_why_not(largest) if largest else ''}"
+        f"give a larger global batch, or another GPU{_told(largest) if largest else ''}"
     )
 
 
-def _why_not(question: Question) -> str:
-    """Return what a cluster on which nothing fits lacks."""
+def _told(largest: Question) -> str:
+    return f". On {largest.cluster.gpus}, {largest.cluster.ranks_per_node} a node: {_lack(largest)}"
+
+
+def _lack(question: Question) -> str:
+    """Return what is lacking where nothing fits."""
     rejected = tuple(each for each in Sweep(question).outcomes() if isinstance(each, Rejection))
-    told = nothing_fits(rejected, cluster=question.cluster, safety=question.safety)
-    return f". On {question.cluster.gpus}, {question.cluster.ranks_per_node} a node: {told}"
+    return nothing_fits(rejected, cluster=question.cluster, safety=question.safety)
 
 
 def grown(cluster: Cluster, gpus: int) -> Cluster | None:
@@ -168,9 +175,12 @@ def _batches(unit: int, most: int) -> Iterator[int]:
         samples *= 2
 
 
+def _at(question: Question, seq_len: int) -> Question:
+    return question.on(job=replace(question.job, seq_len=seq_len))
+
+
 def _fits_at(question: Question, seq_len: int) -> bool:
-    job: Job = replace(question.job, seq_len=seq_len)
-    return fits(question.on(job=job))
+    return fits(_at(question, seq_len))
 
 
 def _largest(limit: int, holds: Callable[[int], bool]) -> int:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from strategies.cluster import Cluster, Gpu
-from strategies.errors import NoPlanFitsError
+from strategies.errors import NoPlanFitsError, PlanError
 from strategies.load_model import load_model_spec
 from strategies.plan import OffloadDevice
 from strategies.planner import sweep
@@ -48,6 +48,23 @@ def test_the_longest_sequence_ends_at_the_model_s_positions() -> None:
 def test_no_length_helps_where_the_states_alone_are_too_much() -> None:
     with pytest.raises(NoPlanFitsError, match="no sequence is short enough"):
         longest_seq_len(question("llama-3.1-70b", gpu="RTX4090", fixed=ON_GPUS))
+
+
+def test_that_host_memory_is_the_reason_is_told_by_every_question() -> None:
+    """Eight ranks build 8 x 141 GB of weights, whatever the sequence and the batch."""
+    asked = question("llama-3-70b", host_memory_bytes=512 * GIB)
+    with pytest.raises(NoPlanFitsError, match=r"no sequence is short enough: with 2 tokens .* of host memory a node, "):
+        longest_seq_len(asked)
+    with pytest.raises(NoPlanFitsError, match=r"no global batch fits: with 8, .* of host memory a node, "):
+        best_global_batch_size(asked)
+    # Eight ranks build 8 x 2.5 GB of the smallest, too.
+    with pytest.raises(NoPlanFitsError, match=r"of llama-3.2-1b, the smallest, .* of host memory a node, "):
+        largest_model(question("llama-3.2-1b", host_memory_bytes=16 * GIB))
+
+
+def test_the_largest_model_has_the_positions() -> None:
+    with pytest.raises(PlanError, match="no preset of the family gpt2 has seq_len=4096 positions"):
+        largest_model(question("gpt2-xl", seq_len=4096))
 
 
 def test_the_best_global_batch_is_near_the_best_rate_and_no_larger_than_it_has_to_be() -> None:
