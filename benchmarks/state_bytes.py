@@ -31,6 +31,7 @@ from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing, Buckets, OffloadDevice, Plan, StrategyName
 from strategies.registry import STRATEGIES
 from strategies.units import GIB
+from strategies.zero import MIN_BUCKET_ELEMENTS
 from strategies.zero_partitions import ranks_that_may_hold_most
 
 RESULTS = Path(__file__).parent / "results"
@@ -111,7 +112,7 @@ class Case:
     accumulation: int = 1
     precision: Precision = Precision.BF16
     bucket: str = "planned"
-    """planned (as the search sizes them), small, or deepspeed (its defaults)."""
+    """planned (as the search sizes them, the hidden size squared at most), small, or deepspeed (its defaults)."""
     overlap_comm: bool = True
     cuda: bool = False
     checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE
@@ -131,7 +132,7 @@ def spec_of(name: str, folder: Path) -> tuple[ModelSpec, Path]:
 def decision_of(case: Case, spec: ModelSpec, path: Path) -> Decision:
     """Return the plan of a case; its estimate is empty."""
     job = Job(seq_len=SEQ_LEN, global_batch_size=case.ranks * case.accumulation, precision=case.precision)
-    planned = STRATEGIES[case.strategy].buckets(spec, job)
+    planned = _at_most(max(spec.hidden_size**2, MIN_BUCKET_ELEMENTS), STRATEGIES[case.strategy].buckets(spec, job))
     buckets = {"planned": planned, "small": SMALL_BUCKETS, "deepspeed": DEEPSPEED_BUCKETS}[case.bucket]
     gpu = Gpu(name="test-gpu" if case.cuda else CPU_NAME, memory_bytes=GIB)
     return Decision(
@@ -149,6 +150,15 @@ def decision_of(case: Case, spec: ModelSpec, path: Path) -> Decision:
             buckets=replace(buckets, overlap_comm=case.overlap_comm),
         ),
         estimate=NO_ESTIMATE,
+    )
+
+
+def _at_most(elements: int, buckets: Buckets) -> Buckets:
+    """Return buckets of no more than ``elements``: small beside these models, as large ones' are."""
+    return replace(
+        buckets,
+        reduce_bucket_size=min(buckets.reduce_bucket_size, elements),
+        allgather_bucket_size=min(buckets.allgather_bucket_size, elements),
     )
 
 
