@@ -1,8 +1,8 @@
 """Turn the results of `published_memory` and `memory_accuracy` into the shipped file of prediction errors.
 
 A published run counts where it is scored and not known to be built differently from what is predicted, or no more
-differently than a user's run may be; a run on CPU always. Usage: ``python -m benchmarks.record_errors``; writes ``configs/prediction_errors.csv`` and prints how many of
-the records lie inside the interval that the others give.
+differently than a user's run may be; a run on CPU always. Usage: ``python -m benchmarks.record_errors``; writes
+``configs/prediction_errors.csv`` and prints how many of the records lie inside the interval that the others give.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from strategies.units import GIB
 
 RESULTS = Path(__file__).parent / "results"
 LIKE_A_USERS = frozenset({"TTC-004", "TTC-005", "MIST-001"})
-"""Runs of the same strategy in eager code of an earlier version, or in another runtime: the largest errors on record. An
-interval without them would promise more than users' own programs keep."""
+"""Runs of the same strategy in eager code of an earlier version, or in another runtime: the largest errors on record.
+An interval without them would promise more than users' own programs keep."""
 
 
 def published() -> Iterator[Record]:
