@@ -157,8 +157,8 @@ def require_trainable_model(spec: ModelSpec) -> None:
     """
     if spec.task is not TaskKind.CAUSAL_LM:
         raise EngineError(
-            f"model {spec.name} is no causal language model (task={spec.task}): it can be planned, not trained here; "
-            f"plan it without --out"
+            f"model {spec.name} is no causal language model (task={spec.task}): it can be planned without --out, "
+            f"and not be trained here"
         )
 
 

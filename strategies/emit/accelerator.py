@@ -14,9 +14,10 @@ from strategies.decision import Decision
 from strategies.emit.deepspeed import STAGES, deepspeed_config
 from strategies.emit.loop_settings import TORCH_OPTIMIZERS, require_expressible
 from strategies.emit.surroundings import require_same_surroundings
+from strategies.errors import PlanError
 from strategies.job import Job, Precision
 from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
-from strategies.units import MIB
+from strategies.units import MIB, format_bytes
 
 MixedPrecision = Literal["no", "fp16", "bf16"]
 
@@ -29,8 +30,8 @@ class DdpSettings:
     """MiB of one bucket, in torch's word."""
     find_unused_parameters: bool = False
     """The trainer's own engine searches for them (scaling/engines/ddp.py), for it zeroes gradients in place, and new
-    buckets in the second step would then hold them twice. A loop's `zero_grad` drops them: the peak is the same with and
-    without the search (measured, torch 2.13), and torch warns of the time that a search costs which finds nothing."""
+    buckets in the second step would then hold them twice. A loop's `zero_grad` drops them: the peak is the same with the
+    search and without (measured, torch 2.13), and torch warns of the time that a search costs which finds nothing."""
     gradient_as_bucket_view: bool = True
     broadcast_buffers: bool = False
 
@@ -86,6 +87,10 @@ def accelerator_settings(decision: Decision) -> AcceleratorSettings:
     require_told(decision.job, decision.plan, cluster=decision.cluster)
     plan, precision = decision.plan, decision.job.precision
     strategy, on_cpu = plan.strategy, decision.cluster.gpu.is_cpu
+    if strategy is StrategyName.DDP and plan.gradient_accumulation_steps > 1:
+        require_room_for_copy(
+            decision, target="accelerate", why="micro batches before the last add up beside the buckets"
+        )
     return AcceleratorSettings(
         mixed_precision=mixed_precision(precision),
         gradient_accumulation_steps=plan.gradient_accumulation_steps,
@@ -106,6 +111,22 @@ def require_told(job: Job, plan: Plan, *, cluster: Cluster) -> None:
         PlanError: names the part of the plan.
     """
     require_expressible(job, plan, cluster=cluster, target="accelerate", optimizers=TORCH_OPTIMIZERS)
+
+
+def require_room_for_copy(decision: Decision, *, target: str, why: str) -> None:
+    """Refuse DDP where gradients that lie beside their buckets as well have no room. Measured with torch 2.13.
+
+    Raises:
+        PlanError: says how much is lacking.
+    """
+    gpu, gpus = decision.cluster.gpu, decision.cluster.gpus
+    copy = decision.num_params * decision.job.precision.weight_bytes if gpus > 1 else 0
+    lacking = decision.estimate.device_bytes + copy - gpu.memory_bytes
+    if copy and lacking > 0:
+        raise PlanError(
+            f"strategy=ddp by {target} holds gradients twice ({why}), {format_bytes(copy)} more a GPU than planned and "
+            f"{format_bytes(lacking)} more than {gpu.name} has; plan with another strategy, or train with scaling.train"
+        )
 
 
 def mixed_precision(precision: Precision) -> MixedPrecision:

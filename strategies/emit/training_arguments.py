@@ -10,14 +10,14 @@ from typing import Any
 
 from strategies.cluster import Cluster
 from strategies.decision import Decision
-from strategies.emit.accelerator import fsdp2_settings, mixed_precision
+from strategies.emit.accelerator import fsdp2_settings, mixed_precision, require_room_for_copy
 from strategies.emit.deepspeed import STAGES, deepspeed_config
 from strategies.emit.loop_settings import MOMENTUM, require_expressible
 from strategies.emit.surroundings import require_same_surroundings
 from strategies.errors import PlanError
 from strategies.job import Job, OptimizerName
 from strategies.plan import ActivationCheckpointing, Plan, StrategyName
-from strategies.units import MIB, format_bytes
+from strategies.units import MIB
 
 OPTIMIZERS = {
     OptimizerName.ADAMW: "adamw_torch_fused",
@@ -93,18 +93,10 @@ def _ddp(decision: Decision) -> dict[str, Any]:
     Raises:
         PlanError: there is no room for the second copy of gradients, which transformers does not let one switch off.
     """
-    weight_bytes, gpu = decision.job.precision.weight_bytes, decision.cluster.gpu
-    copy = decision.num_params * weight_bytes if decision.cluster.gpus > 1 else 0
-    lacking = decision.estimate.device_bytes + copy - gpu.memory_bytes
-    if copy and lacking > 0:
-        raise PlanError(
-            f"strategy=ddp by {TARGET} holds gradients twice (no gradient_as_bucket_view there), {format_bytes(copy)} "
-            f"more a GPU than planned and {format_bytes(lacking)} more than {gpu.name} has; plan with another "
-            f"strategy, or use a loop of your own"
-        )
+    require_room_for_copy(decision, target=TARGET, why="no gradient_as_bucket_view there")
     return {
-        "use_cpu": gpu.is_cpu,
-        "ddp_bucket_cap_mb": decision.plan.buckets.reduce_bucket_size * weight_bytes / MIB,
+        "use_cpu": decision.cluster.gpu.is_cpu,
+        "ddp_bucket_cap_mb": decision.plan.buckets.reduce_bucket_size * decision.job.precision.weight_bytes / MIB,
         "ddp_find_unused_parameters": False,  # as in `strategies.emit.accelerator.DdpSettings`
         "ddp_broadcast_buffers": False,
     }

@@ -164,6 +164,17 @@ def test_ddp_by_transformers_needs_room_for_gradients_twice() -> None:
     assert "ddp_bucket_cap_mb" in alone.training_arguments()
 
 
+def test_ddp_by_accelerate_needs_room_for_gradients_twice_where_they_are_added_up() -> None:
+    decision = decision_for()
+    assert decision.plan.gradient_accumulation_steps == 3
+    memory = MemoryProfile(phases=(_phase(decision.cluster.gpu.memory_bytes - 4 * 10**6 + 1),))
+    full = replace(decision, estimate=replace(decision.estimate, memory=memory))
+    with pytest.raises(PlanError, match="strategy=ddp by accelerate holds gradients twice"):
+        accelerator_settings(full)
+    at_once = replace(full.plan, micro_batch_size=6, gradient_accumulation_steps=1)
+    assert accelerator_settings(replace(full, plan=at_once)).ddp is not None
+
+
 def test_loop_settings_say_what_the_model_must_be() -> None:
     job = {"precision": Precision.BF16, "attention": Attention.EAGER, "gradient_clipping": 0.0}
     loop = decision_for(StrategyName.ZERO2, job=job, activation_checkpointing=FULL).loop_settings()
