@@ -30,8 +30,8 @@ class DdpSettings:
     """MiB of one bucket, in torch's word."""
     find_unused_parameters: bool = False
     """The trainer's own engine searches for them (scaling/engines/ddp.py), for it zeroes gradients in place, and new
-    buckets in the second step would then hold them twice. A loop's `zero_grad` drops them: the peak is the same with the
-    search and without (measured, torch 2.13), and torch warns of the time that a search costs which finds nothing."""
+    buckets in the second step would hold them twice. A loop's `zero_grad` drops them: its peak is the same with the
+    search and without (measured, torch 2.13), and where it finds nothing torch warns of the time that it costs."""
     gradient_as_bucket_view: bool = True
     broadcast_buffers: bool = False
 
