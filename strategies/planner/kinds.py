@@ -43,7 +43,7 @@ def kinds_of_change(question: Question, *, is_fitting: bool) -> list[Kind]:
     """
     named = [field.name for field in fields(FixedParts) if getattr(question.fixed, field.name) is not None]
     freed = [_freeing(name) for name in named if name != "searches_loss"]
-    found = [*freed, other_loss, less_safety, more_host_memory, fewer_gpus_a_node, more_gpus, more_nodes]
+    found = [*freed, other_loss, less_safety, more_host_memory, fewer_gpus_a_node, fewer_ranks, more_gpus, more_nodes]
     return [*found, faster_gpu] if is_fitting else [*found, larger_gpu, shorter_sequence]
 
 
@@ -121,6 +121,14 @@ def fewer_gpus_a_node(question: Question) -> Iterator[Change]:
             spread = replace(cluster, gpus_per_node=per_node)
             yield _typed(f"--gpus-per-node {per_node}", question.on(cluster=spread))
         per_node //= 2
+
+
+def fewer_ranks(question: Question) -> Iterator[Change]:
+    """Yield half the ranks, a quarter, ... on CPUs that share one memory: each has the more of it."""
+    gpus = question.cluster.gpus
+    while question.cluster.gpu.shares_host_memory and (gpus := gpus // 2):
+        if (smaller := grown(question.cluster, gpus)) is not None:
+            yield _on_cluster(question, smaller)
 
 
 def more_gpus(question: Question) -> Iterator[Change]:

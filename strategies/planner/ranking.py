@@ -18,8 +18,8 @@ from strategies.plan import Plan, StrategyName
 from strategies.planner.sweep import Fit, Sweep
 from strategies.time.step_time import StepTime
 
-TIE = 0.01
-"""Of a step time: less than the time model can tell apart, whose median error is 2.7 % (docs/time.md)."""
+TIE = 0.025
+"""Of a step time: what the time model cannot tell apart: its median error is 2.7 % (docs/time.md)."""
 MAX_ALTERNATIVES = 10
 MAX_FRONT = 20
 

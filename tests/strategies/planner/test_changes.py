@@ -158,3 +158,15 @@ def test_more_ranks_on_cpus_have_more_memory_only_where_it_was_given_for_each(
     assert ("--gpus" in found) is (memory_gib is not None)
     if memory_gib is not None:
         assert fits(typed(found["--gpus"].cluster.gpus))
+
+
+def test_fewer_ranks_on_cpus_have_more_memory_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight ranks have 4 GiB each, where 2.5 GB of weights are built before they are shared."""
+    monkeypatch.setattr(detect, "host_memory_bytes", lambda: 32 * GIB)
+    words = {"gpus_per_node": None, "gpu_memory_gib": None, "host_memory_gib": None}
+    asked = question("llama-3.2-1b").on(cluster=build_cluster(gpu="cpu", gpus=8, **words))
+    assert best_fit(asked) is None
+    found = by_flag(asked)["--gpus"]
+    assert found.cluster == build_cluster(gpu="cpu", gpus=found.cluster.gpus, **words)
+    assert found.changes == (f"--gpus {found.cluster.gpus}",)
+    assert found.cluster.gpus < 8
