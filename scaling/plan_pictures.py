@@ -10,7 +10,7 @@ from typing import Any
 from scaling.errors import ReportError
 from scaling.plan_bars import Bar, bars, pieces
 from strategies.decision import Decision, RankedPlan
-from strategies.explain import describe_kind, describe_variant
+from strategies.explain import at_safety, describe_kind, describe_variant
 from strategies.job import LossImplementation
 from strategies.plan import Plan, StrategyName
 from strategies.units import GIB, MIB, format_bytes
@@ -154,7 +154,7 @@ def _legend_below(place: Any, axes: Any, *, columns: int) -> None:
 
 
 def _need(decision: Decision) -> str:
-    return f"the {decision.safety:.0%} upper end" if decision.safety else "the point estimate"
+    return f"what is needed{at_safety(decision.safety)}" if decision.safety else "the point estimate"
 
 
 def _label_rows(axes: Any, shown: list[Bar]) -> None:
@@ -197,7 +197,7 @@ def _draw_front(axes: Any, front: list[RankedPlan], decision: Decision) -> None:
     if others:
         axes.plot(*zip(*others, strict=True), ls="", marker="o", mfc="none", mec=GREY, label="other plans that fit")
     axes.axvline(decision.cluster.gpu.memory_bytes / GIB, color="black", ls="--", lw=1.2)
-    axes.set(xlabel="GiB that a GPU must have (point estimate)", ylabel="seconds of one optimizer step")
+    axes.set(xlabel="GiB that the plan needs (point estimate)", ylabel="seconds of one optimizer step")
     axes.set_title("Memory against time (micro batch x accumulation last)", fontsize=10)
     axes.margins(y=0.15)
     axes.set_xlim(left=0)

@@ -69,7 +69,8 @@ def test_picture_has_units_and_the_memory_line(decision: Decision) -> None:
     figure = plan_pictures._figure(decision)
     left, _, right, _ = figure.axes
     assert left.get_xlabel().startswith("GiB on one GPU")
-    assert right.get_xlabel().startswith("GiB that a GPU must have")
+    assert left.get_xlabel().endswith("ends at what is needed at safety 0.9")
+    assert right.get_xlabel() == "GiB that the plan needs (point estimate)"
     assert right.get_ylabel() == "seconds of one optimizer step"
     usable = decision.cluster.gpu.memory_bytes / 2**30
     for axes in (left, right):
