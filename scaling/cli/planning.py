@@ -124,6 +124,7 @@ def _answer(turn: Turn, question: Question) -> Answer:
     Raises:
         NoPlanFitsError: there is none with which a plan fits.
     """
+    from strategies.planner.ranking import TIE
     from strategies.planner.reverse import best_global_batch_size, largest_model, longest_seq_len, smallest_cluster
 
     match turn:
@@ -140,7 +141,7 @@ def _answer(turn: Turn, question: Question) -> Answer:
             samples = best_global_batch_size(question)
             return Answer(
                 question=question.on(job=replace(question.job, global_batch_size=samples)),
-                asked="Smallest global batch within 1 % of the most samples per second",
+                asked=f"Smallest global batch within {100 * TIE:g} % of the most samples per second",
                 found=f"{samples:,}",
             )
         case Turn.MODEL:
