@@ -23,7 +23,7 @@ SEQ_LEN = 128
 MICRO_BATCHES = (1, 4, 12)
 SMALLEST_SHARE = 0.05
 """Of a micro batch that elementwise operators take at least: none would be left if products were measured too slow."""
-UNLIMITED = 1e30
+UNLIMITED = 1e18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
