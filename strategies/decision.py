@@ -30,6 +30,8 @@ class Resource(StrEnum):
     GPU_MEMORY = "GPU memory"
     HOST_MEMORY = "host memory"
     """Of one node."""
+    LOCKED_MEMORY = "locked memory"
+    """Of one rank: what ``ulimit -l`` lets it lock for NVMe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

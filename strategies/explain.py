@@ -10,7 +10,7 @@ from strategies.estimate import PhaseBytes
 from strategies.job import Job, LossImplementation
 from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
 from strategies.time.step_time import StepTime
-from strategies.units import format_bytes, format_seconds
+from strategies.units import KIB, ceil_div, format_bytes, format_seconds
 
 
 def describe_plan(plan: Plan, loss: LossImplementation = LossImplementation.STANDARD) -> str:
@@ -84,6 +84,8 @@ def describe_rejection(rejection: Rejection, *, safety: float) -> str:
     plan = describe_plan(rejection.plan, rejection.loss)
     if rejection.resource is Resource.HOST_MEMORY:
         return f"{plan}: needs {needed} of host memory a node, {over} over"
+    if rejection.resource is Resource.LOCKED_MEMORY:
+        return f"{plan}: needs {needed} of locked memory a rank, {over} over what `ulimit -l` allows"
     at_least = "at least " if rejection.is_lower_bound else ""
     return f"{plan}: needs {at_least}{needed}{at_safety(safety)}, {over} over ({largest_causes(rejection.peak)})"
 
@@ -140,6 +142,9 @@ def nothing_fits(rejected: tuple[Rejection, ...], *, cluster: Cluster, safety: f
             f"no plan fits {format_bytes(usable_bytes)} a GPU and {host} of host memory a node; the closest is "
             f"{told}; give nodes with more (--host-memory-gib) or with fewer GPUs (--gpus-per-node)"
         )
+    if closest.resource is Resource.LOCKED_MEMORY:
+        kibibytes = ceil_div(closest.needed_bytes, KIB)
+        return f"no plan fits; the closest is {told}; raise it (ulimit -l {kibibytes}), or offload to the CPU"
     return f"no plan fits {format_bytes(usable_bytes)} a GPU{at_safety(safety)}; the closest is {told}"
 
 

@@ -40,12 +40,21 @@ def shortage(estimate: Estimate, *, cluster: Cluster, safety: float = 0.0) -> tu
     over = needed_bytes(estimate, cluster=cluster, safety=safety) - cluster.gpu.memory_bytes
     if over > 0:
         return Resource.GPU_MEMORY, over
-    if estimate.host is None or cluster.host_memory_bytes is None or cluster.gpu.is_cpu:
+    if estimate.host is None:
+        return None
+    if cluster.locked_memory_bytes is not None and estimate.host.locked_bytes > cluster.locked_memory_bytes:
+        return Resource.LOCKED_MEMORY, estimate.host.locked_bytes - cluster.locked_memory_bytes
+    if cluster.host_memory_bytes is None or cluster.gpu.is_cpu:
         return None
     over = estimate.host.peak.total_bytes - cluster.host_memory_bytes
     return (Resource.HOST_MEMORY, over) if over > 0 else None
 
 
 def capacity(resource: Resource, cluster: Cluster) -> int:
-    """Return the bytes that there are: of one GPU, or of one node's host."""
-    return cluster.gpu.memory_bytes if resource is Resource.GPU_MEMORY else cluster.host_memory_bytes or 0
+    """Return the bytes that there are: of one GPU, of one node's host, or of what a rank may lock."""
+    known = {
+        Resource.GPU_MEMORY: cluster.gpu.memory_bytes,
+        Resource.HOST_MEMORY: cluster.host_memory_bytes,
+        Resource.LOCKED_MEMORY: cluster.locked_memory_bytes,
+    }
+    return known[resource] or 0

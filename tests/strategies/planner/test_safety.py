@@ -4,12 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from strategies.errors import PlanError
+from strategies.cluster import Cluster, gpu_preset
+from strategies.errors import NoPlanFitsError, PlanError
+from strategies.job import Job
+from strategies.load_model import load_model_spec
 from strategies.memory import interval
 from strategies.memory.interval import conformal_range
 from strategies.memory.predict import predict
+from strategies.plan import OffloadDevice, StrategyName
 from strategies.planner.safety import margin, needed_bytes, shortage
-from strategies.search import candidates
+from strategies.search import FixedParts, candidates
+from strategies.select import decide
+from strategies.units import KIB
 from tests.strategies.planner.builders import question
 
 TENTHS = [0.1 * number for number in range(1, 40)]  # 0.1 to 3.9, 39 of them
@@ -55,3 +61,15 @@ def test_an_interval_wider_than_the_records_can_tell_is_refused(monkeypatch: pyt
 def test_without_records_the_point_estimate_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interval, "_ratios", lambda device: (1.5, 1.6))
     assert margin(question().cluster, 0.9) == 1.0
+
+
+def test_a_plan_that_locks_more_than_the_process_may_is_rejected_with_the_number() -> None:
+    # deepspeed.ai, config-json, offload_param: 5 buffers of 1e8 elements; `ulimit -l` is 64 KiB on many systems.
+    cluster = replace(Cluster(gpu=gpu_preset("A100-80GB-SXM"), gpus=8, gpus_per_node=8), locked_memory_bytes=64 * KIB)
+    fixed = FixedParts(
+        strategy=StrategyName.ZERO3, offload_param=OffloadDevice.NVME, offload_optimizer=OffloadDevice.CPU
+    )
+    spec, job = load_model_spec("llama-3-8b"), Job(seq_len=1024, global_batch_size=8)
+    with pytest.raises(NoPlanFitsError, match=r"needs 953.67 MiB of locked memory a rank.*ulimit -l 976563"):
+        decide(spec, cluster=cluster, job=job, fixed=fixed)
+    assert decide(spec, cluster=replace(cluster, locked_memory_bytes=None), job=job, fixed=fixed).plan
