@@ -43,8 +43,9 @@ from strategies.errors import SpecError
 from strategies.estimate import Phase
 from strategies.job import Attention, LossImplementation
 from strategies.load_model import load_model_spec, preset_path
-from strategies.memory.activations import Setting, Stretch, activation_levels, highest
+from strategies.memory.activations import activation_levels
 from strategies.memory.forms import has_fused_attention
+from strategies.memory.stretches import Setting, Stretch, highest
 from strategies.model_spec import ModelSpec, TaskKind
 from strategies.plan import ActivationCheckpointing
 

@@ -8,8 +8,9 @@ from strategies.cluster import Cluster, Gpu, gpu_preset
 from strategies.errors import SpecError
 from strategies.job import Attention, Job, LossImplementation, Precision
 from strategies.load_model import load_model_spec
-from strategies.memory.activations import Setting, Stretch, activation_levels, highest
+from strategies.memory.activations import activation_levels
 from strategies.memory.predict import predict
+from strategies.memory.stretches import Setting, Stretch, highest
 from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing, Plan, StrategyName
 from strategies.registry import STRATEGIES

@@ -10,8 +10,9 @@ from typing import NamedTuple
 from strategies.base import BlockState, StateLayout
 from strategies.estimate import CauseBytes, Phase, PhaseBytes
 from strategies.job import Job, LossImplementation, Precision
-from strategies.memory.activations import Affine, Bytes, Levels, Setting, Stretch, activation_levels
+from strategies.memory.activations import activation_levels
 from strategies.memory.forms import STAGE3_AUTOCAST
+from strategies.memory.stretches import Affine, Bytes, Levels, Setting, Stretch
 from strategies.model_spec import ModelSpec
 from strategies.plan import Plan, StrategyName
 

@@ -9,8 +9,9 @@ from strategies.cluster import Cluster
 from strategies.estimate import CauseBytes, Phase, PhaseBytes
 from strategies.fsdp2_groups import formats_of
 from strategies.job import LossImplementation
-from strategies.memory.activations import Stretch, activation_levels
+from strategies.memory.activations import activation_levels
 from strategies.memory.moments import setting_of
+from strategies.memory.stretches import Stretch
 from strategies.model_spec import ModelSpec
 from strategies.plan import OffloadDevice, StrategyName
 from strategies.search import Variant

@@ -14,8 +14,9 @@ from scaling.storage_log import StorageLog
 from strategies.errors import SpecError
 from strategies.job import Attention, LossImplementation
 from strategies.load_model import load_model_spec
-from strategies.memory.activations import Bytes, Setting, Stretch, activation_levels, highest
+from strategies.memory.activations import activation_levels
 from strategies.memory.forms import has_closed_form, has_fused_attention
+from strategies.memory.stretches import Bytes, Setting, Stretch, highest
 from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing
 from tests.strategies.builders import tiny_spec

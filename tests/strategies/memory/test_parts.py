@@ -13,9 +13,10 @@ from strategies.errors import SpecError
 from strategies.estimate import Estimate, Phase
 from strategies.job import Attention, Job, LossImplementation
 from strategies.load_model import load_model_spec
-from strategies.memory.activations import Setting, Stretch, activation_levels, highest
+from strategies.memory.activations import activation_levels
 from strategies.memory.host import host_ledger
 from strategies.memory.predict import predict
+from strategies.memory.stretches import Setting, Stretch, highest
 from strategies.plan import ActivationCheckpointing, Plan, StrategyName
 from strategies.registry import STRATEGIES
 from strategies.trained import Lora

@@ -15,7 +15,8 @@ from strategies.errors import SpecError
 from strategies.estimate import Phase
 from strategies.job import Attention, LossImplementation
 from strategies.load_model import load_model_spec
-from strategies.memory.activations import Setting, Stretch, activation_levels, highest
+from strategies.memory.activations import activation_levels
+from strategies.memory.stretches import Setting, Stretch, highest
 from strategies.model_spec import TaskKind
 from strategies.plan import ActivationCheckpointing
 
