@@ -120,9 +120,11 @@ def require_room_for_copy(decision: Decision, *, target: str, why: str) -> None:
         PlanError: says how much is lacking.
     """
     gpu, gpus = decision.cluster.gpu, decision.cluster.gpus
-    copy = decision.num_params * decision.job.precision.weight_bytes if gpus > 1 else 0
+    if gpus == 1 or not decision.estimate.memory.phases:  # one rank has no buckets; or nothing was predicted
+        return
+    copy = decision.num_params * decision.job.precision.weight_bytes
     lacking = decision.estimate.device_bytes + copy - gpu.memory_bytes
-    if copy and lacking > 0:
+    if lacking > 0:
         raise PlanError(
             f"strategy=ddp by {target} holds gradients twice ({why}), {format_bytes(copy)} more a GPU than planned and "
             f"{format_bytes(lacking)} more than {gpu.name} has; plan with another strategy, or train with scaling.train"
