@@ -155,11 +155,14 @@ def _lack(question: Question) -> str:
 def grown(cluster: Cluster, gpus: int) -> Cluster | None:
     """Return the cluster with so many GPUs in nodes like its own; None where they fill no whole number of nodes.
 
-    A single node may have up to eight, as on the command line; ranks on CPUs are always one node, and share its memory.
+    A single node may have up to eight, as on the command line, unless another size was given; ranks on CPUs are always
+    one node, and share its memory.
     """
     per_node = cluster.gpus_per_node
-    if cluster.num_nodes == 1:
-        per_node = gpus if cluster.gpu.is_cpu else max(per_node, NODE_SIZE)
+    if cluster.gpu.is_cpu and cluster.num_nodes == 1:
+        per_node = gpus
+    elif per_node == min(cluster.gpus, NODE_SIZE):
+        per_node = NODE_SIZE
     if gpus > per_node and gpus % per_node:
         return None
     gpu = cluster.gpu

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from strategies.cluster import Cluster, Gpu
+from strategies.cluster import Cluster, Gpu, gpu_preset
 from strategies.errors import NoPlanFitsError, PlanError
 from strategies.load_model import load_model_spec
 from strategies.plan import OffloadDevice
@@ -153,3 +153,15 @@ def test_nothing_is_laid_out_for_what_host_memory_forbids(monkeypatch: pytest.Mo
 def test_clusters_grow_by_whole_nodes(gpus: int, expected: tuple[int, int] | None) -> None:
     found: Cluster | None = grown(question(gpus=2).cluster, gpus)
     assert (found and (found.gpus, found.gpus_per_node)) == expected
+
+
+@pytest.mark.parametrize(
+    ("gpus", "per_node", "wanted", "nodes"),
+    [(1, 1, 16, 2), (4, 4, 8, 1), (1, 2, 16, 8), (2, 1, 4, 4), (16, 16, 32, 2), (64, 8, 128, 16)],
+)
+def test_a_cluster_grows_in_nodes_of_the_size_that_was_given(gpus: int, per_node: int, wanted: int, nodes: int) -> None:
+    # Eight where nothing was said, which one GPU alone, or a node that is not full, does not say.
+    cluster = Cluster(gpu=gpu_preset("A100-40GB-SXM"), gpus=gpus, gpus_per_node=per_node)
+    larger = grown(cluster, wanted)
+    assert larger is not None
+    assert larger.num_nodes == nodes
