@@ -30,9 +30,9 @@ def predict(spec: ModelSpec, *, cluster: Cluster, job: Job, plan: Plan) -> Estim
     """
     require_possible_offload(plan)
     _check_seq_len(spec, job)
-    spec = as_trained(spec, job)
+    trained = as_trained(spec, job)
     layout = STRATEGIES[plan.strategy].layout(
-        spec,
+        trained,
         job=_job_of_states(job, plan.strategy),
         plan=plan,
         data_parallel_size=cluster.gpus,
@@ -41,10 +41,10 @@ def predict(spec: ModelSpec, *, cluster: Cluster, job: Job, plan: Plan) -> Estim
     memory = MemoryProfile(
         phases=(
             PhaseBytes(phase=Phase.INITIALISE, causes=layout.initialise),
-            *step_phases(spec, layout, job=job, plan=plan, on_cpu=cluster.gpu.is_cpu),
+            *step_phases(trained, layout, job=job, plan=plan, on_cpu=cluster.gpu.is_cpu),
         )
     )
-    return _around(memory, spec, level=Level.INSTANT, cluster=cluster, job=job, plan=plan)
+    return estimate_of(memory, spec, level=Level.INSTANT, cluster=cluster, job=job, plan=plan)
 
 
 @lru_cache(maxsize=1024)
@@ -72,28 +72,7 @@ def estimate_of(
 
     ``peak_reserved_bytes``: where it is known better than from the holes of replays.
     """
-    return _around(
-        memory,
-        as_trained(spec, job),
-        level=level,
-        cluster=cluster,
-        job=job,
-        plan=plan,
-        peak_reserved_bytes=peak_reserved_bytes,
-    )
-
-
-def _around(
-    memory: MemoryProfile,
-    spec: ModelSpec,
-    *,
-    level: Level,
-    cluster: Cluster,
-    job: Job,
-    plan: Plan,
-    peak_reserved_bytes: int | None = None,
-) -> Estimate:
-    """Return the same for the model as it is trained."""
+    spec = as_trained(spec, job)
     peak = memory.peak_bytes
     reserved = peak_reserved_bytes or max(peak, reserved_bytes(memory, spec, cluster=cluster, job=job, plan=plan))
     return Estimate(

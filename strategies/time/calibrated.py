@@ -22,7 +22,7 @@ from strategies.model_spec import GroupRole, ModelSpec
 from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
 from strategies.time.calibration import Calibration, EngineCost
 from strategies.time.measured_rates import memory_rate, product_rate, ring_share
-from strategies.time.work import TokenWork, token_work
+from strategies.time.work import TokenWork, checkpointed_share, token_work
 from strategies.units import ceil_div
 
 CHUNK_OPERATORS = 15
@@ -117,7 +117,7 @@ def micro_batch(spec: ModelSpec, calibration: Calibration, *, job: Job, plan: Pl
     logits = tokens * spec.vocab_size * width
     loss = tokens * work.loss_bytes / memory_rate(calibration, job.precision, logits)
     second = blocks * work.second_products_flops / max(work.block_flops, 1.0)
-    share = _checkpointed_share(spec, plan)
+    share = checkpointed_share(spec, plan)
     again = {
         ActivationCheckpointing.NONE: 0.0,
         ActivationCheckpointing.SELECTIVE: second + elementwise,
@@ -192,12 +192,6 @@ def num_units(spec: ModelSpec, strategy: StrategyName) -> int:
         return num_tensors(spec)
     modules = ({tensor.name.rpartition(".")[0] for tensor in group.tensors} for group in spec.groups)
     return sum(group.num_copies * len(names) for group, names in zip(spec.groups, modules, strict=True))
-
-
-def _checkpointed_share(spec: ModelSpec, plan: Plan) -> float:
-    if plan.activation_checkpointing is ActivationCheckpointing.NONE:
-        return 0.0
-    return ceil_div(spec.num_layers, plan.checkpoint_every) / spec.num_layers
 
 
 def _launch_per_block(calibration: Calibration, plan: Plan, *, share: float) -> float:

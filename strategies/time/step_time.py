@@ -8,7 +8,7 @@ elementwise kernels follow each other on one stream.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from strategies.adapt import as_trained
 from strategies.cluster import Cluster
@@ -23,8 +23,7 @@ from strategies.time.measured_rates import largest_product_rate
 from strategies.time.optimizer_step import optimizer_seconds
 from strategies.time.rates import Rates
 from strategies.time.traffic import traffic
-from strategies.time.work import TokenWork, token_work
-from strategies.units import ceil_div
+from strategies.time.work import TokenWork, checkpointed_share, token_work
 
 __all__ = ["StepTime", "step_time", "time_source", "times_known"]
 
@@ -152,13 +151,7 @@ def _on_cpu(spec: ModelSpec, calibration: Calibration, *, cluster: Cluster, job:
     seconds = cpu_seconds(spec, calibration, cluster=cluster, job=job, plan=plan)
     work = token_work(spec, job, compiled=False)
     return StepTime(
-        matrix_s=seconds.matrix_s,
-        attention_s=seconds.attention_s,
-        memory_bound_s=seconds.memory_bound_s,
-        recompute_s=seconds.recompute_s,
-        communication_s=seconds.communication_s,
-        optimizer_s=seconds.optimizer_s,
-        launch_s=seconds.launch_s,
+        **asdict(seconds),
         tokens_per_gpu=plan.gradient_accumulation_steps * plan.micro_batch_size * job.seq_len,
         model_flops_per_token=work.model_flops,
         hardware_flops_per_token=work.model_flops + _recomputed_flops(spec, work, plan),
@@ -168,18 +161,14 @@ def _on_cpu(spec: ModelSpec, calibration: Calibration, *, cluster: Cluster, job:
 
 def _recomputed_share(spec: ModelSpec, plan: Plan) -> float:
     """Return the share of blocks whose forward runs twice in full."""
-    return _checkpointed_share(spec, plan) if plan.activation_checkpointing is ActivationCheckpointing.FULL else 0.0
+    return checkpointed_share(spec, plan) if plan.activation_checkpointing is ActivationCheckpointing.FULL else 0.0
 
 
 def _recomputed_flops(spec: ModelSpec, work: TokenWork, plan: Plan) -> float:
     """Return the FLOPs of a token that run a second time."""
     if plan.activation_checkpointing is ActivationCheckpointing.SELECTIVE:
-        return _checkpointed_share(spec, plan) * work.second_products_flops
+        return checkpointed_share(spec, plan) * work.second_products_flops
     return _recomputed_share(spec, plan) * work.recomputed_flops
-
-
-def _checkpointed_share(spec: ModelSpec, plan: Plan) -> float:
-    return ceil_div(spec.num_layers, plan.checkpoint_every) / spec.num_layers
 
 
 def _micro_batch(
@@ -195,7 +184,7 @@ def _micro_batch(
     loss = tokens * work.loss_bytes / rates.memory_bytes_per_s
     weights = _weight_bytes_touched(work, plan) / rates.memory_bytes_per_s
     second = tokens * work.second_products_flops / matrix_rate
-    again = _checkpointed_share(spec, plan) * _recompute_seconds(
+    again = checkpointed_share(spec, plan) * _recompute_seconds(
         plan, products=blocks, second_products=second, attention=attention, elementwise=elementwise
     )
     forward = blocks + head + attention + elementwise + loss / 3

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from strategies.job import Attention, Job
 from strategies.model_spec import GroupRole, ModelSpec
-from strategies.plan import ActivationCheckpointing
+from strategies.plan import ActivationCheckpointing, Plan
 from strategies.time.elementwise import token_bytes
 from strategies.time.flops import (
     active_params,
@@ -17,6 +17,7 @@ from strategies.time.flops import (
     model_flops,
     reached_share,
 )
+from strategies.units import ceil_div
 
 SCORE_BIAS = frozenset({"mpt", "bloom", "t5"})
 """Families that add a bias to every score (ALiBi, relative positions): their kernels compute all pairs of tokens."""
@@ -94,3 +95,10 @@ def _second_products_flops(spec: ModelSpec) -> float:
         for group in blocks
         for tensor in [each for each in group.tensors if len(each.shape) == 2][1::2]
     )
+
+
+def checkpointed_share(spec: ModelSpec, plan: Plan) -> float:
+    """Return the share of blocks that are checkpointed, in full or selectively."""
+    if plan.activation_checkpointing is ActivationCheckpointing.NONE:
+        return 0.0
+    return ceil_div(spec.num_layers, plan.checkpoint_every) / spec.num_layers
