@@ -24,7 +24,7 @@ from scaling.data.token_store import build_token_store
 from scaling.data.tokenizer import load_tokenizer
 from scaling.engines.build import build_engine
 from scaling.engines.optimizer import OptimizerSettings
-from scaling.launch_env import join_process_group, read_launch_environment
+from scaling.launch_env import end_process_group, join_process_group, read_launch_environment
 from scaling.loop import train_step
 from scaling.meter import NoMeter
 from scaling.models import InitialWeights, build_config, build_model
@@ -69,7 +69,7 @@ def main(setting_path: Path, out: Path) -> None:
     found = {str(strategy): run(strategy, setting, samples) for strategy in COMPARED_STRATEGIES}
     if launch.is_main:
         torch.save({name: (one.losses, one.norms, one.parameters) for name, one in found.items()}, out)
-    dist.destroy_process_group()
+    end_process_group()
 
 
 def run(strategy: StrategyName, setting: Setting, samples: Samples) -> Trajectory:

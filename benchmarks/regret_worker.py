@@ -20,7 +20,7 @@ import torch.distributed as dist
 from scaling.batch import causal_batch
 from scaling.engines.build import build_engine
 from scaling.engines.optimizer import OptimizerSettings
-from scaling.launch_env import join_process_group, read_launch_environment
+from scaling.launch_env import end_process_group, join_process_group, read_launch_environment
 from scaling.loop import train_step
 from scaling.meter import NoMeter
 from scaling.models import InitialWeights, build_config, build_model
@@ -55,7 +55,7 @@ def main(given: Path, out: Path) -> None:
     timings = [timed(decision, steps=assignment.steps) for decision in assignment.decisions]
     if launch.is_main:
         out.write_text(json.dumps([dataclasses.asdict(timing) for timing in timings]))
-    dist.destroy_process_group()
+    end_process_group()
 
 
 def timed(decision: Decision, *, steps: int) -> Timing:

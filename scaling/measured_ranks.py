@@ -9,6 +9,7 @@ from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
 
+from scaling.launch_env import end_process_group
 from scaling.meter import Measurement
 from scaling.simulate import Program
 
@@ -64,5 +65,5 @@ def _run_rank(
             meter.stop()
             del kept
     finally:
-        dist.destroy_process_group()
+        end_process_group()
     return meter.measurement()

@@ -15,6 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from scaling.launch_env import end_process_group
 from strategies.cluster import CPU_NAME
 from strategies.errors import CalibrationError
 from strategies.job import Precision
@@ -102,7 +103,7 @@ def _run_rank(measure: Callable[[Stopwatch], T], rank: int, ranks: int, store: P
         watch = Stopwatch(device=device, rank=rank, num_ranks=ranks, hurry_at=time.monotonic() + UNHURRIED_S)
         return measure(watch)
     finally:
-        dist.destroy_process_group()
+        end_process_group()
 
 
 def _device(rank: int, ranks: int) -> torch.device:

@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, DistributedType, GradientState, PartialState
 
 from scaling.engines.deepspeed import import_deepspeed
+from scaling.launch_env import end_process_group
 from strategies.cluster import Gpu
 from strategies.decision import Decision
 from strategies.job import Precision
@@ -100,7 +101,7 @@ def facts(decision: Decision) -> dict[str, Any]:
 def forget() -> None:
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    dist.destroy_process_group()
+    end_process_group()
     for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_TORCH_DEVICE"):
         os.environ.pop(name, None)
 

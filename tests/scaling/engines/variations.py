@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from benchmarks.parity_worker import Samples, Setting, plan, train
 from benchmarks.plain_loop import Trajectory
-from scaling.launch_env import join_process_group, read_launch_environment
+from scaling.launch_env import end_process_group, join_process_group, read_launch_environment
 from strategies.decision import Decision
 from strategies.job import LossImplementation, OptimizerName, Precision
 from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
@@ -149,7 +149,7 @@ def main(setting_path: Path, names: str, out: Path) -> None:
         found[name] = (one.losses, one.norms, one.parameters)
     if launch.is_main:
         torch.save(found, out)
-    dist.destroy_process_group()
+    end_process_group()
 
 
 if __name__ == "__main__":

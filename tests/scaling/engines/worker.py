@@ -24,7 +24,7 @@ from scaling.batch import weightless
 from scaling.engines.base import Engine
 from scaling.engines.build import build_engine
 from scaling.engines.optimizer import OptimizerSettings
-from scaling.launch_env import join_process_group, read_launch_environment
+from scaling.launch_env import end_process_group, join_process_group, read_launch_environment
 from scaling.loop import evaluate, train_step
 from scaling.meter import NoMeter
 from strategies.job import Job, Precision
@@ -96,7 +96,7 @@ def main(out: Path) -> None:
     dist.all_gather_object(all_ranks, mine)
     if launch.is_main:
         out.write_text(json.dumps(all_ranks))
-    dist.destroy_process_group()
+    end_process_group()
 
 
 def run_case(case: Case, strategy: str) -> Seen:
