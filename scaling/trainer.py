@@ -10,10 +10,10 @@ from scaling.engines.base import Engine
 from scaling.errors import TrainingError
 from scaling.loop import evaluate, train_step
 from scaling.memory_watch import MemoryWatch
-from scaling.metrics import EvaluationRecord, Record, StepRecord
 from scaling.schedule import learning_rate_at
 from scaling.train_config import TrainConfig
 from scaling.training_data import TrainingData
+from scaling.watching.records import EvaluationRecord, Record, StepRecord
 
 
 def train(engine: Engine, data: TrainingData, config: TrainConfig, *, watch: MemoryWatch) -> Iterator[Record]:

@@ -28,13 +28,15 @@ from scaling.export import export_model, gather_state
 from scaling.interrupt import RunStatus
 from scaling.launch_env import LaunchEnvironment, join_process_group, leave_process_group
 from scaling.memory_watch import MemoryWatch
-from scaling.metrics import Record, Reporter, Summary, summarise
 from scaling.models import InitialWeights, build_config, build_model, choose_weights
 from scaling.ranks import together
 from scaling.run_folder import CONFIG_FILE, FINAL_FOLDER, METRICS_FILE, SUMMARY_FILE, check_run_folder, open_run_folder
 from scaling.train_config import TrainConfig
 from scaling.trainer import train
 from scaling.training_data import TrainingData, open_training_data
+from scaling.watching.records import Record
+from scaling.watching.reporter import Reporter
+from scaling.watching.summary import Summary, summarise
 from strategies.decision import Decision
 from strategies.errors import ScalingError
 from strategies.estimate import Phase

@@ -14,8 +14,8 @@ import torch
 import scaling.trainer
 import scaling.training_run
 from scaling.loop import EvaluationResult
-from scaling.metrics import Summary
 from scaling.train import main
+from scaling.watching.summary import Summary
 from strategies.serialize import read_json
 from tests.scaling.decisions import plan_tiny
 

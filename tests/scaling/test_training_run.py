@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from scaling.metrics import Summary
+from scaling.watching.summary import Summary
 from strategies.job import Precision
 from strategies.plan import ActivationCheckpointing
 from strategies.serialize import read_json

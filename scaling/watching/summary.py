@@ -1,121 +1,17 @@
-"""What a run reports: one JSON line a step, a progress bar, and a summary with predicted beside measured memory."""
+"""summary.json: the outcome of a run, with predicted beside measured memory."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import statistics
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
-from scaling.disk import writing
 from scaling.meter import Measurement
+from scaling.watching.records import EvaluationRecord, Record, StepRecord
 from strategies.decision import Decision
 from strategies.estimate import MemoryProfile
 from strategies.units import format_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
-    """One line of metrics.jsonl after an optimizer step."""
-
-    step: int
-    """Optimizer steps done."""
-    loss: float
-    """Nats per token over the global batch, before the update."""
-    grad_norm: float
-    """Global 2-norm before clipping."""
-    lr: float
-    tokens_per_s: float
-    """Tokens of the global batch, all ranks, over the step's time."""
-    step_time_s: float
-    epoch: float
-    """Passes over the data so far."""
-    peak_allocated_bytes: int | None
-    """Highest so far on any rank; on a CPU over the metered steps; None where none was metered."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationRecord:
-    """One line of metrics.jsonl after an evaluation."""
-
-    step: int
-    eval_loss: float
-    """Nats per token."""
-    eval_tokens: int
-    eval_time_s: float
-
-
-Record = StepRecord | EvaluationRecord
-
-
-class MetricsFile:
-    """Appends records as JSON lines, each complete on disk before the next step begins."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with writing(path):
-            self._file = path.open("a", encoding="utf-8", buffering=1)
-
-    def write(self, record: Record) -> None:
-        """Append one line.
-
-        Raises:
-            TrainingError: it cannot be written.
-        """
-        with writing(self._path):
-            self._file.write(json.dumps(dataclasses.asdict(record)) + "\n")
-
-    def close(self) -> None:
-        # Every line was flushed or its failure told; closing would try the failed one again and fail again.
-        with suppress(OSError):
-            self._file.close()
-
-
-class Progress:
-    """A bar on stderr with the last loss and speed; only the main rank makes one."""
-
-    def __init__(self, *, num_steps: int) -> None:
-        from tqdm import tqdm
-
-        self._bar = tqdm(total=num_steps, unit="step", file=sys.stderr, dynamic_ncols=True, mininterval=1.0)
-
-    def show(self, record: Record) -> None:
-        match record:
-            case StepRecord():
-                text = f"loss {record.loss:.4f}, {record.tokens_per_s:,.0f} tokens/s"
-                self._bar.set_postfix_str(text, refresh=False)
-                self._bar.update()
-            case EvaluationRecord():
-                self._bar.write(f"step {record.step}: eval_loss {record.eval_loss:.4f}", file=sys.stderr)
-
-    def close(self) -> None:
-        self._bar.close()
-
-
-class Reporter:
-    """Where the main rank sends its records; a context, so that file and bar are closed in every case."""
-
-    def __init__(self, metrics: Path, *, num_steps: int) -> None:
-        self._file = MetricsFile(metrics)
-        self._progress = Progress(num_steps=num_steps)
-
-    def __enter__(self) -> Reporter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-        self._progress.close()
-
-    def add(self, record: Record) -> None:
-        self._file.write(record)
-        self._progress.show(record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,9 @@ import pytest
 
 from scaling.errors import TrainingError
 from scaling.meter import Measurement, Span
-from scaling.metrics import EvaluationRecord, Reporter, StepRecord, Summary, summarise
+from scaling.watching.records import EvaluationRecord, StepRecord
+from scaling.watching.reporter import Reporter
+from scaling.watching.summary import Summary, summarise
 from strategies.estimate import CauseBytes, Estimate, Level, MemoryProfile, Phase, PhaseBytes
 from strategies.serialize import from_json, to_json
 from tests.scaling.decisions import toy_decision
