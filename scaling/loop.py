@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,19 +16,19 @@ class StepResult:
     """Outcome of one optimizer step, equal on all ranks; scalars on the device until read."""
 
     mean_loss: torch.Tensor
-    """Nats per token over the whole global batch, before the update."""
+    """Nats per token, or sample, over the whole global batch, before the update."""
     grad_norm: torch.Tensor
     """Global 2-norm before clipping."""
-    num_tokens: torch.Tensor
-    """Tokens the loss was taken over, all ranks."""
+    num_loss_units: torch.Tensor
+    """Tokens or samples the loss was taken over, all ranks."""
 
 
 def train_step(engine: Engine, micro_batches: Sequence[Batch]) -> StepResult:
     """Run one optimizer step over this rank's micro batches; the engine alone knows how gradients are synchronised."""
-    num_tokens = engine.sum_over_ranks(sum(batch.num_loss_tokens for batch in micro_batches))
-    # Dividing by the tokens of the whole global batch makes every cut of it the same; the factor undoes the mean over
+    num_units = engine.sum_over_ranks(sum(batch.num_loss_units for batch in micro_batches))
+    # Dividing by the units of the whole global batch makes every cut of it the same; the factor undoes the mean over
     # ranks. At least one, so that a batch without a single label gives zero gradients, not NaN.
-    weight = engine.data_parallel_size / num_tokens.clamp(min=1)
+    weight = engine.data_parallel_size / num_units.clamp(min=1)
     loss_sum = engine.zero_scalar()  # stays on the device: reading it per micro batch would stall the GPU
     for index, batch in enumerate(micro_batches):
         with engine.accumulate(is_last=index == len(micro_batches) - 1):
@@ -36,32 +36,39 @@ def train_step(engine: Engine, micro_batches: Sequence[Batch]) -> StepResult:
             engine.backward(loss * weight)
         loss_sum += loss.detach()
     grad_norm = engine.optimizer_step()
-    mean_loss = engine.sum_over_ranks(loss_sum) / num_tokens.clamp(min=1)
-    return StepResult(mean_loss=mean_loss, grad_norm=grad_norm, num_tokens=num_tokens)
+    mean_loss = engine.sum_over_ranks(loss_sum) / num_units.clamp(min=1)
+    return StepResult(mean_loss=mean_loss, grad_norm=grad_norm, num_loss_units=num_units)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationResult:
-    """Loss on held-out samples, equal on all ranks."""
+    """Loss and metrics on held-out samples, equal on all ranks."""
 
     mean_loss: float
-    """Nats per token over all samples, each counted once."""
-    num_tokens: int
+    """Nats per token, or sample, over all of them, each counted once."""
+    num_loss_units: int
+    metrics: Mapping[str, float]
+    """The task's own, over the same units."""
 
 
 def evaluate(engine: Engine, batches: Iterable[Batch]) -> EvaluationResult:
-    """Return the loss over this and every other rank's batches, weighted by tokens.
+    """Return loss and metrics over this and every other rank's batches, weighted by tokens or samples.
 
     Every rank must bring equally many batches (weightless ones to fill up): a sharded forward is a collective.
     """
     engine.model.eval()
-    loss_sum, num_tokens = engine.zero_scalar(), 0
+    loss_sum, num_units, counts = engine.zero_scalar(), 0, dict[str, torch.Tensor]()
     with torch.no_grad():
         for batch in batches:
-            loss_sum += engine.loss_sum(batch)
-            num_tokens += batch.num_loss_tokens
+            score = engine.score(batch)
+            loss_sum += score.loss_sum
+            counts = {name: counts.get(name, 0) + count for name, count in score.counts.items()}
+            num_units += batch.num_loss_units
     engine.model.train()
-    all_tokens = int(engine.sum_over_ranks(num_tokens))
+    all_units = int(engine.sum_over_ranks(num_units))
+    all_counts = {name: engine.sum_over_ranks(count) for name, count in counts.items()}
     return EvaluationResult(
-        mean_loss=float(engine.sum_over_ranks(loss_sum)) / max(all_tokens, 1), num_tokens=all_tokens
+        mean_loss=float(engine.sum_over_ranks(loss_sum)) / max(all_units, 1),
+        num_loss_units=all_units,
+        metrics=engine.task.metrics(all_counts, num_units=all_units),
     )

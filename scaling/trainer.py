@@ -42,8 +42,8 @@ def _step(engine: Engine, data: TrainingData, config: TrainConfig, *, watch: Mem
     result = train_step(engine, data.micro_batches(step, rank=engine.rank, world_size=engine.data_parallel_size))
     loss, grad_norm = float(result.mean_loss), float(result.grad_norm)  # waits for the device, so the time is right
     step_time_s = time.perf_counter() - start
-    if not int(result.num_tokens):
-        raise TrainingError(f"step {step + 1}: no token of the global batch has a label; check the data")
+    if not int(result.num_loss_units):
+        raise TrainingError(f"step {step + 1}: nothing in the global batch has a label; check the data")
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         raise TrainingError(
             f"step {step + 1}: loss={loss}, grad_norm={grad_norm}, learning_rate={learning_rate:g}; the weights are no "
@@ -70,6 +70,6 @@ def _evaluation(engine: Engine, data: TrainingData, *, step: int) -> EvaluationR
     return EvaluationRecord(
         step=step,
         eval_loss=result.mean_loss,
-        eval_tokens=result.num_tokens,
+        eval_tokens=result.num_loss_units,
         eval_time_s=time.perf_counter() - start,
     )

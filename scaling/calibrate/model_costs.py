@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from scaling.batch import causal_batch
-from scaling.calibrate.reference_models import FEW_TOKENS, MIDDLE, THIN, WIDE, WIDE_TOKENS, decision_for, spec_of
+from scaling.calibrate.reference_models import DEEP, FEW_TOKENS, MIDDLE, THIN, WIDE, WIDE_TOKENS, decision_for, spec_of
 from scaling.calibrate.timing import Stopwatch
 from scaling.losses import token_sum_loss
 from scaling.models import InitialWeights, build_config, build_model
@@ -31,6 +31,7 @@ class BareModel:
     """Seconds of a micro batch without an engine."""
 
     thin: dict[ActivationCheckpointing, float]
+    deep: float
     wide: float
 
 
@@ -38,6 +39,7 @@ def measure_bare(watch: Stopwatch) -> BareModel:
     """Return the seconds of the reference models with few tokens."""
     return BareModel(
         thin={kind: micro_batch_s(watch, THIN, checkpointing=kind) for kind in ActivationCheckpointing},
+        deep=micro_batch_s(watch, DEEP),
         wide=micro_batch_s(watch, WIDE, seq_len=WIDE_TOKENS),
     )
 
@@ -83,7 +85,7 @@ def micro_batch_s(
     batch = causal_batch(random_ids(decision, config))
 
     def run() -> None:
-        loss = token_sum_loss(model(input_ids=batch.input_ids).logits, batch.labels)
+        loss = token_sum_loss(model(**batch.inputs).logits, batch.labels)
         loss.backward()  # type: ignore[no-untyped-call]
 
     return watch.seconds(run, repeats=repeats)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -12,11 +13,23 @@ import torch.distributed as dist
 from torch import nn
 
 from scaling.batch import Batch
-from scaling.losses import chunked_token_sum_loss, next_token_labels, token_sum_loss
+from scaling.engines.gradient_norm import is_finite
+from scaling.engines.loss_scale import LossScaler, Outcome, UpdateState
 from scaling.meter import PhaseMeter
 from scaling.ownership import Owned
+from scaling.tasks.base import Score, Task
+from scaling.tasks.language import CausalLm
 from strategies.estimate import Phase
-from strategies.job import LossImplementation
+from strategies.job import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What `Engine.optimizer_step` did."""
+
+    grad_norm: torch.Tensor
+    """Global 2-norm of the unscaled gradient before clipping, a scalar on the device."""
+    outcome: Outcome
 
 
 class Engine(ABC):
@@ -29,26 +42,28 @@ class Engine(ABC):
     _optimizer: torch.optim.Optimizer
     """Made by each engine once its parameters are where they stay."""
 
-    def __init__(self, model: nn.Module, *, loss: LossImplementation, device: torch.device, meter: PhaseMeter) -> None:
+    def __init__(self, model: nn.Module, *, job: Job, device: torch.device, meter: PhaseMeter) -> None:
         self.model = model
         """The plain module, for names, config and export; run it through `loss_sum` only."""
         self.device = device
         self.rank = dist.get_rank()
         self.data_parallel_size = dist.get_world_size()
         self._meter = meter
-        self._loss_in_forward = loss is LossImplementation.FUSED
-        self._loss_of_logits = chunked_token_sum_loss if loss is LossImplementation.CHUNKED else token_sum_loss
+        self._scaler = LossScaler(is_dynamic=job.precision.is_fp16)
+        self.task: Task = CausalLm(loss=job.loss)
+        """What a batch's loss is; `build_engine` sets another one."""
 
     @final
     def loss_sum(self, batch: Batch) -> torch.Tensor:
-        """Return the loss of one micro batch, summed over its tokens, in fp32 on the device."""
+        """Return the loss of one micro batch, summed over its tokens or samples, in fp32 on the device."""
         with self._meter.phase(Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION):
-            input_ids = batch.input_ids.to(self.device, non_blocking=True)
-            labels = batch.labels.to(self.device, non_blocking=True)
-            if not self._loss_in_forward:
-                return self._loss_of_logits(self._forward(input_ids=input_ids).logits, labels)
-            loss: torch.Tensor = self._forward(input_ids=input_ids, targets=next_token_labels(labels)).loss
-            return loss
+            return self.task.loss_sum(self._forward, batch.to(self.device))
+
+    @final
+    def score(self, batch: Batch) -> Score:
+        """Return the summed loss and the counts of one evaluation batch, on the device; without gradients only."""
+        with self._meter.phase(Phase.EVALUATION):
+            return self.task.score(self._forward, batch.to(self.device))
 
     @final
     def backward(self, loss: torch.Tensor) -> None:
@@ -57,13 +72,31 @@ class Engine(ABC):
             self._backward(loss)
 
     @final
-    def optimizer_step(self) -> torch.Tensor:
-        """Clip, update and clear the gradients; return the global gradient norm before clipping, as a scalar.
+    def optimizer_step(self) -> Update:
+        """Unscale and clip the gradients, update where they are finite, and clear them.
 
-        A norm that is not finite means that the weights must not be used any more.
+        Where they are not, neither weights nor optimizer states change. All ranks decide by the same number.
         """
         with self._meter.phase(Phase.OPTIMIZER_STEP):
-            return self._optimizer_step()
+            grad_norm = self._optimizer_step()
+        return Update(grad_norm=grad_norm, outcome=self._scaler.update(is_finite=is_finite(grad_norm)))
+
+    @property
+    def update_state(self) -> UpdateState:
+        """The loss scale and the counts of updates, for schedules and checkpoints; `load_update_state` restores it."""
+        return self._scaler.state
+
+    @final
+    def load_update_state(self, state: UpdateState) -> None:
+        """Go on from ``state``, as a checkpoint has kept it."""
+        self._scaler.state = state
+
+    @abstractmethod
+    def nonfinite_gradients(self) -> list[str]:
+        """Return the parameters whose complete gradient has an infinite element or one that is no number.
+
+        Between the last `backward` of a window and the optimizer step; a collective, equal on all ranks.
+        """
 
     @abstractmethod
     def accumulate(self, *, is_last: bool) -> AbstractContextManager[None]:
@@ -92,13 +125,15 @@ class Engine(ABC):
 
     @abstractmethod
     def _forward(self, **inputs: torch.Tensor) -> Any:
-        """Return the model's output object, which has logits (batch, seq, vocab), or with ``targets`` the loss."""
+        """Return the model's output object, whose fields the task reads."""
 
     def _backward(self, loss: torch.Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
+        scale = self._scaler.scale
+        (loss if scale == 1.0 else loss * scale).backward()  # type: ignore[no-untyped-call]
 
     @abstractmethod
-    def _optimizer_step(self) -> torch.Tensor: ...
+    def _optimizer_step(self) -> torch.Tensor:
+        """Update if `is_finite` of the norm of the unscaled gradients before clipping, which is returned as a scalar."""
 
     @final
     def sum_over_ranks(self, value: torch.Tensor | int) -> torch.Tensor:

@@ -11,6 +11,7 @@ from scaling.engines.deepspeed import DeepSpeedEngine
 from scaling.engines.fsdp2 import Fsdp2Engine
 from scaling.engines.optimizer import OptimizerSettings
 from scaling.meter import PhaseMeter
+from scaling.tasks.base import Task
 from strategies.decision import Decision
 from strategies.plan import StrategyName
 
@@ -30,6 +31,15 @@ def build_engine(
     settings: OptimizerSettings,
     device: torch.device,
     meter: PhaseMeter,
+    task: Task | None = None,
 ) -> Engine:
-    """Return the engine of the plan's strategy around ``model``, which it may take apart."""
-    return ENGINES[decision.plan.strategy](model, decision=decision, settings=settings, device=device, meter=meter)
+    """Return the engine of the plan's strategy around ``model``, which it may take apart.
+
+    ``task``: None for causal language modelling.
+    """
+    engine: Engine = ENGINES[decision.plan.strategy](
+        model, decision=decision, settings=settings, device=device, meter=meter
+    )
+    if task is not None:
+        engine.task = task
+    return engine

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -76,11 +75,11 @@ def _batch(decision: Decision) -> Batch:
     batch = causal_batch(torch.zeros(shape, dtype=torch.long))
     if not decision.cluster.gpu.is_cpu:
         return batch
-    return replace(batch, input_ids=batch.input_ids.to("meta"), labels=batch.labels.to("meta"))
+    return batch.to("meta")
 
 
 def _more_owners(batch: Batch, engine: Engine) -> list[Owners]:
-    inputs = [Owned(Cause.OTHER, batch.input_ids), Owned(Cause.OTHER, batch.labels)]
+    inputs = [Owned(Cause.OTHER, tensor) for tensor in batch.tensors()]
     inner = getattr(engine, "_engine", None)
     return [lambda: inputs] if inner is None else [partial(bookkeeping_owners, inner), lambda: inputs]
 

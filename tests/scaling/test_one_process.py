@@ -80,7 +80,7 @@ def test_overwriting_moves_the_earlier_run_aside(plan: Path) -> None:
 def test_an_evaluation_that_is_no_number_ends_the_run(
     plan: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = EvaluationResult(mean_loss=float("nan"), num_tokens=8)
+    result = EvaluationResult(mean_loss=float("nan"), num_loss_units=8, metrics={})
     monkeypatch.setattr(scaling.trainer, "evaluate", lambda engine, batches: result)
     flags = ["--plan", plan, "--out", plan.parent.parent / "run", "--steps", 3, "--eval-every", 1]
     assert main([str(flag) for flag in flags]) == 2

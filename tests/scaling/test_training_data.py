@@ -24,4 +24,4 @@ def test_token_store_goes_to_the_cache_folder_and_is_made_once(tmp_path: Path) -
     assert again.content_hash == first.content_hash
     # 200 lines of 43 bytes and one separator, cut into samples of 8 tokens
     assert len(first.train) == (200 * 43 + 1) // 8
-    assert [batch.input_ids.shape for batch in first.micro_batches(0, rank=1, world_size=2)] == [(1, 8)] * 3
+    assert [batch.inputs["input_ids"].shape for batch in first.micro_batches(0, rank=1, world_size=2)] == [(1, 8)] * 3

@@ -130,7 +130,7 @@ def run_evaluation(strategy: str) -> dict[str, float]:
     mine = batches if dist.get_rank() == 0 else [weightless(batch) for batch in batches]
     result = evaluate(engine, mine)
     engine.close()
-    return {"loss": result.mean_loss, "tokens": result.num_tokens}
+    return {"loss": result.mean_loss, "tokens": result.num_loss_units}
 
 
 def run_slow_weights(strategy: str) -> list[float]:
