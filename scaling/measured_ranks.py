@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from concurrent.futures import ProcessPoolExecutor
-from datetime import timedelta
-from multiprocessing import get_context
-from pathlib import Path
+from functools import partial
+from typing import TYPE_CHECKING
 
-from scaling.launch_env import end_process_group
+from scaling.local_ranks import run_ranks
 from scaling.meter import Measurement
 from scaling.simulate import Program
+
+if TYPE_CHECKING:
+    import torch
 
 SETTLE_S = 1.0
 """Far longer than gloo's thread, which has just woken us, needs to drop its reference too."""
@@ -26,44 +25,19 @@ def measure_ranks(
     are waited for at once, which costs time only; `Measurement.num_late_frees` says how often gloo's thread still held
     a tensor that the program had let go.
     """
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ProcessPoolExecutor(max_workers=world_size, mp_context=get_context("spawn")) as pool,
-    ):
-        store = Path(folder) / "store"
-        runs = [
-            pool.submit(_run_rank, program, rank, world_size, vocab_size, store, timeout_s)
-            for rank in range(world_size)
-        ]
-        return tuple(run.result() for run in runs)
+    return run_ranks(partial(_metered, program, vocab_size), world_size=world_size, timeout_s=timeout_s)
 
 
-def _run_rank(
-    program: Program, rank: int, world_size: int, vocab_size: int | None, store: Path, timeout_s: int
-) -> Measurement:
+def _metered(program: Program, vocab_size: int | None, device: torch.device) -> Measurement:
     import torch.distributed as dist
-    from torch._C._distributed_c10d import FileStore
 
     from scaling.collectives import completed_collectives
     from scaling.meter import StorageMeter
 
-    os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)})
-    os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
-    os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"})  # not used: ranks meet in the file
-    dist.init_process_group(
-        "gloo",
-        store=FileStore(str(store), world_size),
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=timeout_s),
-    )
-    meter = StorageMeter(rank=rank, world_size=world_size, vocab_size=vocab_size)
-    try:
-        with completed_collectives(settle_s=SETTLE_S):
-            meter.start()
-            kept = program(meter)
-            meter.stop()
-            del kept
-    finally:
-        end_process_group()
+    meter = StorageMeter(rank=dist.get_rank(), world_size=dist.get_world_size(), vocab_size=vocab_size)
+    with completed_collectives(settle_s=SETTLE_S):
+        meter.start()
+        kept = program(meter)
+        meter.stop()
+        del kept
     return meter.measurement()

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from scaling.launch_env import end_process_group
+from scaling.errors import LaunchError
 from strategies.cluster import CPU_NAME
 from strategies.errors import CalibrationError
 from strategies.job import Precision
@@ -32,7 +27,7 @@ CPU_RANKS = 2
 MAX_RANKS = 64
 """On one machine; each is a process with its own torch."""
 TIMEOUT_S = 300
-UNHURRIED_S = 25.0
+UNHURRIED_S = 38.0
 """Without the imports; on an idle machine of two cores about what everything takes."""
 
 
@@ -69,58 +64,26 @@ def over_ranks(measure: Callable[[Stopwatch], T], *, ranks: int) -> tuple[T, ...
     Raises:
         CalibrationError: one of them was ended from outside.
     """
-    with (
-        tempfile.TemporaryDirectory() as store,
-        ProcessPoolExecutor(max_workers=ranks, mp_context=get_context("spawn")) as pool,
-    ):
-        runs = [pool.submit(_run_rank, measure, rank, ranks, Path(store) / "store") for rank in range(ranks)]
-        try:
-            return tuple(run.result() for run in runs)
-        except BrokenProcessPool as error:
-            raise CalibrationError(
-                f"a rank ended while measuring ranks={ranks}, probably for lack of memory; give fewer --ranks"
-            ) from error
+    import torch
+
+    from scaling.local_ranks import run_ranks
+
+    program = partial(_with_stopwatch, measure, ranks)
+    try:
+        return run_ranks(program, world_size=ranks, timeout_s=TIMEOUT_S, on_gpus=torch.cuda.is_available())
+    except LaunchError as error:
+        raise CalibrationError(
+            f"a rank ended while measuring ranks={ranks}, probably for lack of memory; give fewer --ranks"
+        ) from error
 
 
-def _run_rank(measure: Callable[[Stopwatch], T], rank: int, ranks: int, store: Path) -> T:
+def _with_stopwatch(measure: Callable[[Stopwatch], T], ranks: int, device: torch.device) -> T:
     import torch.distributed as dist
-    from torch._C._distributed_c10d import FileStore
 
     from scaling.calibrate.timing import Stopwatch
 
-    os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)})
-    # Not used, ranks meet in the file; DeepSpeed asks for them.
-    os.environ.update({"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"})
-    device = _device(rank, ranks)
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        store=FileStore(str(store), ranks),
-        rank=rank,
-        world_size=ranks,
-        timeout=timedelta(seconds=TIMEOUT_S),
-    )
-    try:
-        watch = Stopwatch(device=device, rank=rank, num_ranks=ranks, hurry_at=time.monotonic() + UNHURRIED_S)
-        return measure(watch)
-    finally:
-        end_process_group()
-
-
-def _device(rank: int, ranks: int) -> torch.device:
-    """Return the rank's GPU, or the CPU with the rank's part of the cores."""
-    import torch
-
-    from scaling.device import threads_per_rank
-
-    on_gpu = torch.cuda.is_available()
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if on_gpu else "cpu")
-    if on_gpu:
-        device = torch.device("cuda", rank)
-        torch.cuda.set_device(device)
-        return device
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(threads_per_rank(len(os.sched_getaffinity(0)), ranks))
-    return torch.device("cpu")
+    hurry_at = time.monotonic() + UNHURRIED_S
+    return measure(Stopwatch(device=device, rank=dist.get_rank(), num_ranks=ranks, hurry_at=hurry_at))
 
 
 def _measure(watch: Stopwatch, *, folder: Path, engines: bool) -> Calibration:
