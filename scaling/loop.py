@@ -9,6 +9,8 @@ import torch
 
 from scaling.batch import Batch
 from scaling.engines.base import Engine
+from scaling.engines.loss_scale import Outcome
+from scaling.watching.observer import UNOBSERVED, Observer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,11 +21,34 @@ class StepResult:
     """Nats per token, or sample, over the whole global batch, before the update."""
     grad_norm: torch.Tensor
     """Global 2-norm before clipping."""
+    outcome: Outcome
+    """Whether the weights were updated, and why not."""
     num_loss_units: torch.Tensor
     """Tokens or samples the loss was taken over, all ranks."""
+    told: torch.Tensor
+    """(rank, number): what the observer of every rank has told."""
+
+    def read(self) -> StepNumbers:
+        """Wait for the device, and return everything that is on it by one copy."""
+        scalars = torch.stack([each.double() for each in (self.mean_loss, self.grad_norm, self.num_loss_units)])
+        loss, grad_norm, num_units, *told = torch.cat([scalars, self.told.flatten()]).tolist()
+        width = self.told.shape[1]
+        rows = [tuple(told[first : first + width]) for first in range(0, len(told), width)] if width else []
+        return StepNumbers(mean_loss=loss, grad_norm=grad_norm, num_loss_units=int(num_units), told=rows)
 
 
-def train_step(engine: Engine, micro_batches: Sequence[Batch]) -> StepResult:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepNumbers:
+    """The numbers of a `StepResult`."""
+
+    mean_loss: float
+    grad_norm: float
+    num_loss_units: int
+    told: Sequence[tuple[float, ...]]
+    """By rank."""
+
+
+def train_step(engine: Engine, micro_batches: Sequence[Batch], *, observer: Observer = UNOBSERVED) -> StepResult:
     """Run one optimizer step over this rank's micro batches; the engine alone knows how gradients are synchronised."""
     num_units = engine.sum_over_ranks(sum(batch.num_loss_units for batch in micro_batches))
     # Dividing by the units of the whole global batch makes every cut of it the same; the factor undoes the mean over
@@ -35,9 +60,17 @@ def train_step(engine: Engine, micro_batches: Sequence[Batch]) -> StepResult:
             loss = engine.loss_sum(batch)
             engine.backward(loss * weight)
         loss_sum += loss.detach()
-    grad_norm = engine.optimizer_step()
-    mean_loss = engine.sum_over_ranks(loss_sum) / num_units.clamp(min=1)
-    return StepResult(mean_loss=mean_loss, grad_norm=grad_norm, num_loss_units=num_units)
+    observer.before_update()
+    update = engine.optimizer_step()
+    told = engine.gather_over_ranks(loss_sum, observer.tell())
+    mean_loss = told[:, 0].sum() / num_units.clamp(min=1)
+    return StepResult(
+        mean_loss=mean_loss,
+        grad_norm=update.grad_norm,
+        outcome=update.outcome,
+        num_loss_units=num_units,
+        told=told[:, 1:],
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

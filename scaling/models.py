@@ -24,7 +24,9 @@ from strategies.plan import ActivationCheckpointing
 
 DTYPES = {
     Precision.FP32: torch.float32,
+    Precision.FP16: torch.float16,
     Precision.BF16: torch.bfloat16,
+    Precision.FP16_AUTOCAST: torch.float32,
     Precision.BF16_AUTOCAST: torch.float32,
     Precision.BF16_PURE: torch.bfloat16,
 }

@@ -42,6 +42,11 @@ class Precision(StrEnum):
         return self in (Precision.BF16, Precision.BF16_AUTOCAST, Precision.BF16_PURE)
 
     @property
+    def is_fp16(self) -> bool:
+        """Whether gradients pass through fp16, whose range is so small that the loss must be scaled."""
+        return self in (Precision.FP16, Precision.FP16_AUTOCAST)
+
+    @property
     def has_master_weights(self) -> bool:
         return self in (Precision.FP16, Precision.BF16)
 

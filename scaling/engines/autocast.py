@@ -12,19 +12,20 @@ from strategies.job import Precision
 
 
 def autocast_forward(model: nn.Module, *, precision: Precision, device: torch.device) -> None:
-    """Let the model compute in bfloat16 where torch's autocast says so, if the precision asks for it.
+    """Let the model compute in 16 bits where torch's autocast says so, if the precision asks for it.
 
     Inside the model's own forward, because DeepSpeed switches off an autocast that is entered around its engine. Not by
     DeepSpeed's ``torch_autocast`` section (0.19.8): it reduces the gradients of linear layers in 16 bits, where DDP
     reduces fp32 ones, and stays on for every later engine of the process.
     """
-    if precision is not Precision.BF16_AUTOCAST:
+    if not precision.is_autocast:
         return
+    compute_format = torch.bfloat16 if precision.is_bf16 else torch.float16
     compute: Any = model.forward
 
     @wraps(compute)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(device.type, dtype=torch.bfloat16):
+        with torch.autocast(device.type, dtype=compute_format):
             return compute(*args, **kwargs)
 
     model.forward = forward

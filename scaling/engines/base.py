@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, final
@@ -15,6 +15,7 @@ from torch import nn
 from scaling.batch import Batch
 from scaling.engines.gradient_norm import is_finite
 from scaling.engines.loss_scale import LossScaler, Outcome, UpdateState
+from scaling.engines.state import StateSlice
 from scaling.meter import PhaseMeter
 from scaling.ownership import Owned
 from scaling.tasks.base import Score, Task
@@ -30,6 +31,10 @@ class Update:
     grad_norm: torch.Tensor
     """Global 2-norm of the unscaled gradient before clipping, a scalar on the device."""
     outcome: Outcome
+
+
+# torch 2.13 renames it; older versions know only the second name.
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class Engine(ABC):
@@ -116,6 +121,21 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def state_slices(self) -> Iterator[StateSlice]:
+        """Yield this rank's part, maybe empty, of every tensor that training goes on from; on all ranks in one order.
+
+        Live views: what is written to them is what is trained on after `state_restored`.
+        """
+
+    @abstractmethod
+    def create_moments(self) -> None:
+        """Let the optimizer make the states that it would make in its first step."""
+
+    @abstractmethod
+    def state_restored(self) -> None:
+        """Make what follows from the state, after all of it has been written to; a collective."""
+
+    @abstractmethod
     def owners(self) -> Iterable[Owned]:
         """Return what this rank holds now, by cause, so that a memory meter can attribute storages."""
 
@@ -133,7 +153,7 @@ class Engine(ABC):
 
     @abstractmethod
     def _optimizer_step(self) -> torch.Tensor:
-        """Update if `is_finite` of the norm of the unscaled gradients before clipping, which is returned as a scalar."""
+        """Update if the norm of the unscaled, unclipped gradients `is_finite`; return it as a scalar."""
 
     @final
     def sum_over_ranks(self, value: torch.Tensor | int) -> torch.Tensor:
@@ -144,6 +164,18 @@ class Engine(ABC):
     def max_over_ranks(self, value: torch.Tensor | int) -> torch.Tensor:
         """Return the largest value of any rank; stays on the device."""
         return self._reduce(value, dist.ReduceOp.MAX)
+
+    @final
+    def gather_over_ranks(self, scalar: torch.Tensor, numbers: Sequence[float] = ()) -> torch.Tensor:
+        """Return (rank, 1 + numbers): what every rank brings, as doubles on the device, by one collective."""
+        mine = scalar.detach().double().view(1)
+        if numbers:
+            # Out of pinned memory, because a copy out of other memory waits for the device.
+            more = torch.tensor(numbers, dtype=torch.float64, pin_memory=self.device.type == "cuda")
+            mine = torch.cat([mine, more.to(self.device, non_blocking=True)])
+        gathered = mine.new_empty(self.data_parallel_size * len(mine))
+        all_gather(gathered, mine)
+        return gathered.view(self.data_parallel_size, len(mine))
 
     @final
     def zero_scalar(self) -> torch.Tensor:

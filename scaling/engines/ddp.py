@@ -13,10 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling.engines.autocast import autocast_forward
 from scaling.engines.base import Engine
-from scaling.engines.gradient_norm import clip_factor, global_norm
+from scaling.engines.gradient_norm import global_norm, gradient_factor, is_finite
 from scaling.engines.master_weights import MasterWeights
 from scaling.engines.optimizer import OptimizerSettings, make_optimizer, split_by_decay
 from scaling.engines.quiet import without_line
+from scaling.engines.state import WEIGHT, Holder, StateSlice, buffer_slices, create_moments, moment_slices, whole_slice
 from scaling.meter import PhaseMeter
 from scaling.ownership import Cause, Owned, module_owners
 from strategies.decision import Decision
@@ -42,7 +43,7 @@ class DdpEngine(Engine):
         device: torch.device,
         meter: PhaseMeter,
     ) -> None:
-        super().__init__(model.to(device), loss=decision.job.loss, device=device, meter=meter)
+        super().__init__(model.to(device), job=decision.job, device=device, meter=meter)
         job = decision.job
         autocast_forward(model, precision=job.precision, device=device)
         self._max_norm = job.gradient_clipping
@@ -63,12 +64,34 @@ class DdpEngine(Engine):
     def gathered_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self.model.named_parameters()
 
+    def state_slices(self) -> Iterator[StateSlice]:
+        for name, parameter in self.model.named_parameters():
+            has_master = self._masters is not None and parameter.requires_grad
+            trained = self._masters.of([parameter])[0] if self._masters and has_master else parameter
+            yield whole_slice(WEIGHT, name, trained, Holder.ALL_RANKS)
+            yield from moment_slices(self._optimizer, trained, name)
+        yield from buffer_slices(self.model)
+
+    def create_moments(self) -> None:
+        create_moments(self._optimizer)
+
+    def state_restored(self) -> None:
+        if self._masters:
+            self._masters.round_to_weights()
+
     def owners(self) -> Iterable[Owned]:
         yield from module_owners(self.model, self._optimizer)
         for master in self._masters.masters if self._masters else ():
             yield Owned(Cause.MASTER_WEIGHTS, master)
             if master.grad is not None:
                 yield Owned(Cause.STEP_TEMPORARIES, master.grad)
+
+    def nonfinite_gradients(self) -> list[str]:
+        return [
+            name
+            for name, parameter in self.model.named_parameters()
+            if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
+        ]
 
     def close(self) -> None:
         del self._ddp
@@ -86,14 +109,10 @@ class DdpEngine(Engine):
     @torch.no_grad()
     def _optimizer_step(self) -> torch.Tensor:
         gradients = self._complete_gradients()
-        norm = global_norm(gradients)
-        factor = clip_factor(norm, max_norm=self._max_norm) if self._max_norm else None
-        if self._masters:
-            self._masters.step(self._optimizer, gradient_factor=factor)
-        else:
-            if factor is not None:
-                torch._foreach_mul_(gradients, factor)
-            self._optimizer.step()
+        scale = self._scaler.scale
+        norm = global_norm(gradients) / scale
+        if is_finite(norm):
+            self._update(gradients, gradient_factor(norm, max_norm=self._max_norm, scale=scale))
         if self._ddp is None:
             for parameter in self._parameters:
                 parameter.grad = None
@@ -101,6 +120,14 @@ class DdpEngine(Engine):
             # Zeroed in place, not dropped: they are views of the buckets, and the next window accumulates right there.
             torch._foreach_zero_(gradients)
         return norm
+
+    def _update(self, gradients: list[torch.Tensor], factor: torch.Tensor | None) -> None:
+        if self._masters:
+            self._masters.step(self._optimizer, gradient_factor=factor)
+            return
+        if factor is not None:
+            torch._foreach_mul_(gradients, factor)
+        self._optimizer.step()
 
     def _complete_gradients(self) -> list[torch.Tensor]:
         """Return every parameter's gradient; one that took no part on any rank has zeros, as under ZeRO."""

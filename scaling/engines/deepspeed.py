@@ -22,6 +22,13 @@ from torch import nn
 from scaling.engines.autocast import autocast_forward
 from scaling.engines.base import Engine
 from scaling.engines.optimizer import OptimizerSettings, make_optimizer, split_by_decay
+from scaling.engines.state import StateSlice, buffer_slices
+from scaling.engines.zero_state import (
+    create_partitioned_moments,
+    partitioned_optimizer_slices,
+    partitioned_parameter_slices,
+    weights_from_masters,
+)
 from scaling.meter import PhaseMeter
 from scaling.ownership import Owned, deepspeed_owners
 from strategies.decision import Decision
@@ -42,10 +49,12 @@ class DeepSpeedEngine(Engine):
         device: torch.device,
         meter: PhaseMeter,
     ) -> None:
-        super().__init__(model, loss=decision.job.loss, device=device, meter=meter)
+        super().__init__(model, job=decision.job, device=device, meter=meter)
         autocast_forward(model, precision=decision.job.precision, device=device)
         deepspeed = import_deepspeed(device)
         config = deepspeed_config(decision)
+        assert config is not None, decision.plan.strategy
+        config["fp16"]["loss_scale"] = 1.0  # its dynamic scaler is for programs of one's own; here `_use_scale` decides
         deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
         self._shards_parameters = decision.plan.strategy is StrategyName.ZERO3
         decayed, undecayed = split_by_decay(model)
@@ -77,8 +86,27 @@ class DeepSpeedEngine(Engine):
             else:
                 yield name, parameter.data
 
+    def state_slices(self) -> Iterator[StateSlice]:
+        if self._shards_parameters:
+            yield from partitioned_parameter_slices(self.model, self._engine.optimizer, rank=self.rank)
+        else:
+            yield from partitioned_optimizer_slices(self.model, self._engine.optimizer)
+        yield from buffer_slices(self.model)
+
+    def create_moments(self) -> None:
+        create_partitioned_moments(self._engine.optimizer)
+
+    def state_restored(self) -> None:
+        weights_from_masters(self._engine.optimizer)
+
     def owners(self) -> Iterable[Owned]:
         return deepspeed_owners(self._engine)
+
+    def nonfinite_gradients(self) -> list[str]:
+        from deepspeed.utils import safe_get_full_grad
+
+        gradients = ((name, safe_get_full_grad(each)) for name, each in self.model.named_parameters())
+        return [name for name, gradient in gradients if gradient is not None and not bool(gradient.isfinite().all())]
 
     def close(self) -> None:
         self._engine.destroy()
@@ -87,6 +115,7 @@ class DeepSpeedEngine(Engine):
         return self._engine(**inputs)
 
     def _backward(self, loss: torch.Tensor) -> None:
+        self._use_scale()
         self._engine.backward(loss, scale_wrt_gas=False)
 
     def _optimizer_step(self) -> torch.Tensor:
@@ -94,6 +123,12 @@ class DeepSpeedEngine(Engine):
         # A step that DeepSpeed skipped because of an infinite norm leaves the norm of an earlier step behind.
         norm = self._engine.get_global_grad_norm() if self._engine.was_step_applied() else float("inf")
         return torch.as_tensor(norm, dtype=torch.float32, device=self.device)
+
+    def _use_scale(self) -> None:
+        """Let DeepSpeed multiply losses with the scale of this step, and divide gradients by it in the update."""
+        optimizer = self._engine.optimizer
+        if self._scaler.scale != optimizer.loss_scale:
+            optimizer.override_loss_scale(self._scaler.scale)
 
 
 def _use_timeout_of_world(group: Any, device: torch.device) -> None:

@@ -20,21 +20,32 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from scaling.engines.base import Engine
-from scaling.engines.gradient_norm import clip_factor, norm_in_fp64
+from scaling.engines.base import Engine, all_gather
+from scaling.engines.gradient_norm import gradient_factor, is_finite, norm_in_fp64
 from scaling.engines.optimizer import OptimizerSettings, make_optimizer, split_by_decay
+from scaling.engines.state import (
+    WEIGHT,
+    Holder,
+    StateSlice,
+    buffer_slices,
+    create_moments,
+    flat,
+    tensor_states,
+    whole_slice,
+)
 from scaling.meter import PhaseMeter
 from scaling.ownership import Owned, fsdp2_owners
 from scaling.recompute import repeated_blocks
 from strategies.decision import Decision
 from strategies.job import Precision
 
-GATHERED_IN_16_BITS: Final = {Precision.BF16: torch.bfloat16, Precision.BF16_AUTOCAST: torch.bfloat16}
+GATHERED_IN_16_BITS: Final = {
+    Precision.FP16: torch.float16,
+    Precision.BF16: torch.bfloat16,
+    Precision.FP16_AUTOCAST: torch.float16,
+    Precision.BF16_AUTOCAST: torch.bfloat16,
+}
 """Format of gathered weights and of the computation over fp32 shards; gradients are reduced in fp32."""
-
-
-# torch 2.13 renames it; older versions know only the second name.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @final
@@ -50,11 +61,12 @@ class Fsdp2Engine(Engine):
         device: torch.device,
         meter: PhaseMeter,
     ) -> None:
-        super().__init__(model, loss=decision.job.loss, device=device, meter=meter)
+        super().__init__(model, job=decision.job, device=device, meter=meter)
         self._max_norm = decision.job.gradient_clipping
         self._sync_each_batch = decision.plan.sync_each_batch
         # What the forward pass computes with is what a 16-bit model is saved as; under autocast the weights are fp32.
-        self._saved_format = torch.bfloat16 if decision.job.precision is Precision.BF16 else None
+        precision = decision.job.precision
+        self._saved_format = GATHERED_IN_16_BITS[precision] if precision.has_master_weights else None
         _shard(model, decision, device_mesh.init_device_mesh(device.type, (self.data_parallel_size,)))
         self._parameters = [cast(DTensor, each) for each in model.parameters() if each.requires_grad]
         self._optimizer = make_optimizer(*split_by_decay(model), settings, job=decision.job)
@@ -66,17 +78,50 @@ class Fsdp2Engine(Engine):
         yield
 
     def gathered_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for module in self.model.modules():  # an evaluation leaves weights gathered, in the shards' place
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        self._reshard()
         for name, parameter in self.model.named_parameters():
             yield name, self._whole(cast(DTensor, parameter))
+
+    def state_slices(self) -> Iterator[StateSlice]:
+        self._reshard()
+        for name, parameter in self.model.named_parameters():
+            yield self._shard_slice(WEIGHT, name, parameter)
+            for kind, state in tensor_states(self._optimizer, parameter).items():
+                yield self._shard_slice(kind, name, state)
+        yield from buffer_slices(self.model)
+
+    def create_moments(self) -> None:
+        create_moments(self._optimizer)
+
+    def state_restored(self) -> None:
+        """Nothing follows from the shards: a forward pass gathers them."""
 
     def owners(self) -> Iterable[Owned]:
         return fsdp2_owners(self.model, self._optimizer)
 
+    def nonfinite_gradients(self) -> list[str]:
+        named = [(name, each.grad) for name, each in self.model.named_parameters() if each.requires_grad]
+        counts = [0 if each is None else (~cast(DTensor, each).to_local().isfinite()).sum() for _, each in named]
+        on_all_ranks = self.sum_over_ranks(torch.tensor(counts, device=self.device))
+        return [name for (name, _), count in zip(named, on_all_ranks.tolist(), strict=True) if count]
+
     def close(self) -> None:
         """Nothing to give back: the framework holds nothing but what hangs on the model."""
+
+    def _reshard(self) -> None:
+        """Put the shards back in the place of weights that an evaluation has left gathered."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def _shard_slice(self, kind: str, name: str, state: torch.Tensor) -> StateSlice:
+        """Return this rank's rows; a number that counts for all of them is the same on every rank."""
+        if not isinstance(state, DTensor):
+            return whole_slice(kind, name, state, Holder.ALL_RANKS)
+        shard, shape = state.to_local(), tuple(state.shape)
+        first_row = min(self.rank * -(-shape[0] // self.data_parallel_size), shape[0])
+        start = first_row * (state.numel() // max(shape[0], 1))
+        return StateSlice(kind=kind, name=name, shape=shape, start=start, tensor=flat(shard), holder=Holder.THIS_RANK)
 
     def _forward(self, **inputs: torch.Tensor) -> Any:
         return self.model(**inputs)
@@ -84,10 +129,13 @@ class Fsdp2Engine(Engine):
     @torch.no_grad()
     def _optimizer_step(self) -> torch.Tensor:
         shards = self._gradient_shards()
-        norm = self._norm_over_ranks(shards)
-        if self._max_norm:
-            torch._foreach_mul_(shards, clip_factor(norm, max_norm=self._max_norm))
-        self._optimizer.step()
+        scale = self._scaler.scale
+        norm = self._norm_over_ranks(shards) / scale
+        if is_finite(norm):
+            factor = gradient_factor(norm, max_norm=self._max_norm, scale=scale)
+            if factor is not None:
+                torch._foreach_mul_(shards, factor)
+            self._optimizer.step()
         # Dropped, not zeroed: between steps no gradient exists, and the first reduction of a window brings its own.
         self._optimizer.zero_grad(set_to_none=True)
         return norm
@@ -117,7 +165,7 @@ class Fsdp2Engine(Engine):
         if len(shard) < rows_per_rank:
             shard = torch.cat([shard, shard.new_zeros((rows_per_rank - len(shard), *row))])
         gathered = shard.new_empty((rows_per_rank * self.data_parallel_size, *row))
-        _all_gather(gathered, shard.contiguous())
+        all_gather(gathered, shard.contiguous())
         return gathered[:num_rows]
 
 

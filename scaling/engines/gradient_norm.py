@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -31,6 +32,25 @@ def _norm_pieces(gradients: list[torch.Tensor]) -> Iterator[torch.Tensor]:
             yield from torch.split(gradient.flatten(), NORM_PIECE)
         else:
             yield gradient
+
+
+def is_finite(norm: torch.Tensor) -> bool:
+    """Return whether every gradient is finite; waits for the device.
+
+    A sum of squares of fp32 numbers cannot leave the range of fp64, so only an element can make it infinite.
+    """
+    return math.isfinite(float(norm))
+
+
+def gradient_factor(norm: torch.Tensor, *, max_norm: float, scale: float) -> torch.Tensor | None:
+    """Return what scaled gradients are multiplied with: unscaled first, then clipped where ``max_norm`` is above 0.
+
+    ``norm`` is that of the unscaled ones. None where nothing changes.
+    """
+    if not max_norm:
+        return None if scale == 1.0 else torch.full_like(norm, 1.0 / scale)
+    factor = clip_factor(norm, max_norm=max_norm)
+    return factor if scale == 1.0 else factor / scale
 
 
 def clip_factor(norm: torch.Tensor, *, max_norm: float) -> torch.Tensor:

@@ -66,8 +66,22 @@ def deepspeed_config(decision: Decision) -> dict[str, Any] | None:
 
 def _precision(job: Job) -> dict[str, Any]:
     return {
-        "fp16": {"enabled": job.precision is Precision.FP16},
+        "fp16": _loss_scaling() if job.precision is Precision.FP16 else {"enabled": False},
         "bf16": {"enabled": job.precision is Precision.BF16},
+    }
+
+
+def _loss_scaling() -> dict[str, Any]:
+    """Return dynamic loss scaling with the defaults of torch 2.13's GradScaler: down at once, up after 2000 steps."""
+    return {
+        "enabled": True,
+        "auto_cast": False,
+        "loss_scale": 0,
+        "initial_scale_power": 16,
+        "loss_scale_window": 2000,
+        "hysteresis": 1,
+        "consecutive_hysteresis": False,
+        "min_loss_scale": 1,
     }
 
 
