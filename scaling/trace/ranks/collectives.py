@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 c10d: Any = torch.ops.c10d
 
-_TENSORS_FIRST = frozenset({c10d.allreduce_.default, c10d.broadcast_.default})
+_TENSORS_FIRST = frozenset({c10d.allreduce_.default, c10d.broadcast_.default, c10d._allgather_base_.default})
 """Collectives whose result is their first argument with the work that is being done."""
 
 
