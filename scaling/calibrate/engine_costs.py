@@ -1,7 +1,8 @@
 """What each engine adds to the bare model on CPU ranks: its Python, its copies and its messages.
 
-Two models under each engine, with one and with several micro batches a step: the difference is what a micro batch
-costs, the rest what a step does. A thin model shows the cost of a hook, a wide one that of a parameter.
+Three models under each engine, with one and with several micro batches a step: the difference is what a micro batch
+costs, the rest what a step does. A thin model and one three times as deep tell the cost of a hook from that of any
+step, a wide one shows the cost of a parameter.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from scaling.batch import causal_batch
 from scaling.calibrate.model_costs import BareModel, random_ids, reference_model
-from scaling.calibrate.reference_models import FEW_TOKENS, THIN, WIDE, WIDE_TOKENS, decision_for, spec_of
+from scaling.calibrate.reference_models import DEEP, FEW_TOKENS, THIN, WIDE, WIDE_TOKENS, decision_for, spec_of
 from scaling.calibrate.timing import Stopwatch
 from scaling.engines.base import Engine
 from scaling.engines.build import build_engine
@@ -29,6 +30,10 @@ from strategies.time.calibration import EngineCost
 MICRO_BATCHES = 4
 """Of the longer of two steps."""
 LEARNING_RATE = 1e-5
+TURNS = 8
+"""Of `split`: each leaves about a tenth of the error of the one before."""
+Triple = tuple[float, ...]
+"""A number of the thin, the deep and the wide model."""
 
 logger = logging.getLogger(__name__)
 
@@ -69,29 +74,57 @@ def _costs(watch: Stopwatch, kind: Kind, bare: BareModel) -> Iterator[EngineCost
         checkpointing: _step_cost(watch, THIN, kind, checkpointing, repeats=6)
         for checkpointing in ActivationCheckpointing
     }
+    deep = _step_cost(watch, DEEP, kind, ActivationCheckpointing.NONE, repeats=4)
     wide = _step_cost(watch, WIDE, kind, ActivationCheckpointing.NONE, repeats=4, seq_len=WIDE_TOKENS)
     plain = thin[ActivationCheckpointing.NONE]
-    small, large = spec_of(THIN), spec_of(WIDE)
-    more_units = num_units(large, kind.strategy) / num_units(small, kind.strategy)
-    more_tensors = num_tensors(large) / num_tensors(small)
-    # Each of two models is a number of units and a number of parameters: two equations for two costs.
-    per_param = max(0.0, (wide.micro_batch_s - bare.wide) - _added(plain, bare) * more_units) / large.num_params
-    step_per_param = max(0.0, wide.step_s - plain.step_s * more_tensors) / large.num_params
+    specs = [spec_of(config) for config in (THIN, DEEP, WIDE)]
+    num_params = tuple(spec.num_params for spec in specs)
+    bare_s = (bare.thin[ActivationCheckpointing.NONE], bare.deep, bare.wide)
+    micro = split(
+        tuple(max(0.0, cost.micro_batch_s - s) for cost, s in zip((plain, deep, wide), bare_s, strict=True)),
+        parts=tuple(num_units(spec, kind.strategy) for spec in specs),
+        num_params=num_params,
+    )
+    step = split((plain.step_s, deep.step_s, wide.step_s), parts=tuple(map(num_tensors, specs)), num_params=num_params)
     for checkpointing, cost in thin.items():
-        added = cost.micro_batch_s - bare.thin[checkpointing] - per_param * small.num_params
+        beside_hooks = bare.thin[checkpointing] + micro.fixed_s + micro.s_per_param * num_params[0]
         yield EngineCost(
             strategy=kind.strategy,
             reshard_after_forward=kind.reshards,
             activation_checkpointing=checkpointing,
-            micro_batch_s_per_unit=max(0.0, added) / num_units(small, kind.strategy),
-            micro_batch_s_per_param=per_param,
-            step_s_per_tensor=max(0.0, plain.step_s - step_per_param * small.num_params) / num_tensors(small),
-            step_s_per_param=step_per_param,
+            micro_batch_s=micro.fixed_s,
+            micro_batch_s_per_unit=max(0.0, cost.micro_batch_s - beside_hooks) / num_units(specs[0], kind.strategy),
+            micro_batch_s_per_param=micro.s_per_param,
+            step_s=step.fixed_s,
+            step_s_per_tensor=step.s_per_part,
+            step_s_per_param=step.s_per_param,
         )
 
 
-def _added(cost: StepCost, bare: BareModel) -> float:
-    return max(0.0, cost.micro_batch_s - bare.thin[ActivationCheckpointing.NONE])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """What three models cost, as seconds of any model, of one of its parts (hooks or tensors) and of a parameter."""
+
+    fixed_s: float
+    s_per_part: float
+    s_per_param: float
+
+
+def split(seconds: Triple, *, parts: Triple, num_params: Triple) -> Split:
+    """Return the costs that give ``seconds`` of the thin, the deep and the wide model; none is below zero.
+
+    Solved by turns, since the thin and the deep model have next to no parameters: parts from these two, then
+    parameters from the wide one. Where a cost would be below zero it is none, and the thin model keeps its time.
+    """
+    thin, deep, wide = seconds
+    s_per_param = fixed_s = s_per_part = 0.0
+    for _ in range(TURNS):
+        rest_thin, rest_deep = (s - s_per_param * count for s, count in zip((thin, deep), num_params, strict=False))
+        slope = (rest_deep - rest_thin) / (parts[1] - parts[0])
+        s_per_part = min(max(0.0, slope), max(0.0, rest_thin) / parts[0])
+        fixed_s = max(0.0, rest_thin - s_per_part * parts[0])
+        s_per_param = max(0.0, wide - fixed_s - s_per_part * parts[2]) / num_params[2]
+    return Split(fixed_s=fixed_s, s_per_part=s_per_part, s_per_param=s_per_param)
 
 
 def _step_cost(

@@ -32,6 +32,8 @@ def _llama(*, hidden: int, layers: int, vocab: int) -> dict[str, Any]:
 
 THIN = _llama(hidden=96, layers=4, vocab=64)
 """So few numbers that only Python and the messages cost time."""
+DEEP = _llama(hidden=96, layers=12, vocab=64)
+"""The thin model three times as deep: what a step costs beside is the cost of no block."""
 WIDE = _llama(hidden=320, layers=6, vocab=64)
 """7 million parameters, whose copies and messages cost as much as the products of a few tokens."""
 MIDDLE = _llama(hidden=256, layers=2, vocab=512)

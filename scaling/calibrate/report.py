@@ -52,8 +52,9 @@ def _is_plain(cost: EngineCost) -> bool:
 
 def _engine_line(cost: EngineCost) -> str:
     name = f"{cost.strategy}" if cost.reshard_after_forward else f"{cost.strategy}, weights kept"
-    micro = f"{cost.micro_batch_s_per_unit * 1e6:.0f} us a {_unit(cost.strategy)}"
-    step = f"{cost.step_s_per_tensor * 1e6:.0f} us a tensor"
+    hooks = f"{cost.micro_batch_s_per_unit * 1e6:.0f} us a {_unit(cost.strategy)}"
+    micro = f"{cost.micro_batch_s * 1e3:.1f} ms, {hooks}"
+    step = f"{cost.step_s * 1e3:.1f} ms, {cost.step_s_per_tensor * 1e6:.0f} us a tensor"
     return (
         f"  {name}: a micro batch {micro} and {cost.micro_batch_s_per_param * 1e9:.1f} ns a parameter, "
         f"a step {step} and {cost.step_s_per_param * 1e9:.1f} ns a parameter"

@@ -6,7 +6,8 @@ operators. A step is the sum of
 - products, at the rate measured for products of their size,
 - elementwise operators, at the rate that a decoder's blocks reached on tensors of that size,
 - what a block, a hook and a parameter cost however few the tokens are: the bare model's share, and what the
-  engine of the strategy adds in every micro batch and at the end of the step. Engines were measured one by one.
+  engine of the strategy adds in every micro batch and at the end of the step, some of it however small the model is.
+  Engines were measured one by one.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ def cpu_seconds(spec: ModelSpec, calibration: Calibration, *, cluster: Cluster, 
         recompute_s=steps * micro.recompute_s,
         communication_s=ring * (steps * engine.micro_batch_s_per_param * _moved_params(spec, plan) + at_step),
         optimizer_s=update + _offload_seconds(share, calibration, plan) + engine.step_s_per_tensor * num_tensors(spec),
-        launch_s=steps * (micro.launch_s + engine.micro_batch_s_per_unit * num_units(spec, plan.strategy)),
+        launch_s=engine.step_s
+        + steps
+        * (micro.launch_s + engine.micro_batch_s + engine.micro_batch_s_per_unit * num_units(spec, plan.strategy)),
     )
 
 
@@ -178,7 +181,6 @@ def num_tensors(spec: ModelSpec) -> int:
     return sum(group.num_copies * sum(tensor.is_trained for tensor in group.tensors) for group in spec.groups)
 
 
-@lru_cache(maxsize=1024)
 @lru_cache(maxsize=1024)
 def num_units(spec: ModelSpec, strategy: StrategyName) -> int:
     """Return how many places of the model an engine hooks into in every micro batch.

@@ -17,7 +17,7 @@ from strategies.plan import ActivationCheckpointing, StrategyName
 from strategies.records import own_path
 from strategies.serialize import from_json, numbers, short, to_json
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever a field changes its meaning: older files are then measured again, not converted."""
 PLAUSIBLE = (
     ("_per_s$", 1.0, 1e18),
@@ -87,10 +87,14 @@ class EngineCost:
     reshard_after_forward: bool
     """True but for FSDP2 that keeps its weights."""
     activation_checkpointing: ActivationCheckpointing
+    micro_batch_s: float
+    """However small the model is: the engine's own code around forward and backward."""
     micro_batch_s_per_unit: float
     """Hooks, and messages of no size, for each unit (`strategies.time.calibrated.num_units`) and micro batch."""
     micro_batch_s_per_param: float
     """Collectives and copies, for each parameter and micro batch."""
+    step_s: float
+    """However small the model is: small collectives, and ranks that wait for each other."""
     step_s_per_tensor: float
     step_s_per_param: float
     """Collectives, copies, norm and update at the end of a step, for each parameter of the whole model."""

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from scaling.calibrate import calibrate
 from scaling.calibrate.collective_times import CPU_SIZES
-from scaling.calibrate.engine_costs import step_cost
+from scaling.calibrate.engine_costs import split, step_cost
 from scaling.calibrate.report import lines
 from scaling.calibrate.run import MAX_RANKS, over_ranks
 from scaling.calibrate.timing import FEWEST_REPEATS, Stopwatch
@@ -154,8 +154,8 @@ def test_the_report_names_every_rate_and_engine() -> None:
     assert "memory: 20.0 GB/s a rank; an operator: 4.0 us" in text
     assert "all-gather: 200 us, 1.75 GB/s" in text
     assert "AdamW: 1300 million parameters/s a rank, 2600 on the host's CPUs" in text
-    assert "zero3: a micro batch 1100 us a module and 4.0 ns a parameter, a step 100 us a tensor and 5.0 ns" in text
-    assert "fsdp2, weights kept: a micro batch 5000 us a block and 2.0 ns a parameter" in text
+    assert "zero3: a micro batch 1.0 ms, 1100 us a module and 4.0 ns a parameter, a step 2.0 ms, 100 us a " in text
+    assert "fsdp2, weights kept: a micro batch 1.0 ms, 5000 us a block and 2.0 ns a parameter" in text
 
 
 def test_steps_of_one_and_of_four_micro_batches_tell_their_costs_apart() -> None:
@@ -169,6 +169,27 @@ def test_costs_are_never_negative_and_miss_both_steps_alike() -> None:
     assert cost.step_s == 0
     assert cost.micro_batch_s / 4e-3 == pytest.approx(2 - 4 * cost.micro_batch_s / 24e-3)
     assert step_cost(5e-3, 4e-3).micro_batch_s == 0
+
+
+PARTS, PARAMS = (39, 111, 57), (4e5, 1.2e6, 7e6)
+
+
+@pytest.mark.parametrize(("fixed", "part", "param"), [(3e-3, 1e-4, 1e-9), (0.0, 1e-4, 0.0), (2e-3, 0.0, 3e-9)])
+def test_three_models_tell_the_costs_of_a_step_of_a_tensor_and_of_a_parameter_apart(
+    fixed: float, part: float, param: float
+) -> None:
+    seconds = tuple(fixed + part * parts + param * params for parts, params in zip(PARTS, PARAMS, strict=True))
+    found = split(seconds, parts=PARTS, num_params=PARAMS)
+    assert (found.fixed_s, found.s_per_part, found.s_per_param) == pytest.approx((fixed, part, param), abs=1e-12)
+
+
+def test_a_deep_model_that_seems_faster_than_a_thin_one_leaves_no_cost_below_zero() -> None:
+    found = split((5e-3, 4e-3, 20e-3), parts=PARTS, num_params=PARAMS)
+    assert found.s_per_part == 0
+    assert found.fixed_s + found.s_per_param * PARAMS[0] == pytest.approx(5e-3)
+    assert found.fixed_s + found.s_per_param * PARAMS[2] == pytest.approx(20e-3)
+    nothing = split((0.0, 1e-3, 0.0), parts=PARTS, num_params=PARAMS)
+    assert (nothing.fixed_s, nothing.s_per_part, nothing.s_per_param) == (0.0, 0.0, 0.0)
 
 
 def test_a_short_time_is_repeated_as_often_as_asked_until_time_is_up() -> None:

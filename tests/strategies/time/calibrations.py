@@ -27,6 +27,9 @@ MICROSECONDS_PER_UNIT = {
     StrategyName.FSDP2: 5000,
 }
 
+STEP_S = 2e-3
+"""Of every engine, whatever the model and the micro batches."""
+
 
 def cpu_calibration(*, ranks: int = 2, engines: tuple[StrategyName, ...] = tuple(StrategyName)) -> Calibration:
     """Return what this very machine could have reached."""
@@ -79,8 +82,10 @@ def _engine(strategy: StrategyName, checkpointing: ActivationCheckpointing, resh
         strategy=strategy,
         reshard_after_forward=reshards,
         activation_checkpointing=checkpointing,
+        micro_batch_s=1e-3,
         micro_batch_s_per_unit=MICROSECONDS_PER_UNIT[strategy] * 1e-6,
         micro_batch_s_per_param=4e-9 if reshards else 2e-9,
+        step_s=STEP_S,
         step_s_per_tensor=1e-4,
         step_s_per_param=5e-9,
     )

@@ -76,7 +76,7 @@ def test_impossible_numbers_are_refused(field: str, value: object, message: str)
     ("text", "message"),
     [
         ("{", "is not a valid Calibration: .*; measure again with `scaling calibrate`"),
-        (to_json(replace(cpu_calibration(), format=99)), "has format=99, this version reads format=1"),
+        (to_json(replace(cpu_calibration(), format=99)), "has format=99, this version reads format=2"),
         (json.dumps(json.loads(to_json(cpu_calibration())) | {"speed": 1}), "unknown keys speed"),
         (to_json(cpu_calibration()).replace("200000000", "-200000000"), r"copy_bytes_per_s=-2"),
     ],
