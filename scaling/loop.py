@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,18 +48,34 @@ class StepNumbers:
     """By rank."""
 
 
-def train_step(engine: Engine, micro_batches: Sequence[Batch], *, observer: Observer = UNOBSERVED) -> StepResult:
-    """Run one optimizer step over this rank's micro batches; the engine alone knows how gradients are synchronised."""
-    num_units = engine.sum_over_ranks(sum(batch.num_loss_units for batch in micro_batches))
-    # Dividing by the units of the whole global batch makes every cut of it the same; the factor undoes the mean over
-    # ranks. At least one, so that a batch without a single label gives zero gradients, not NaN.
-    weight = engine.data_parallel_size / num_units.clamp(min=1)
+def add_gradient(engine: Engine, batch: Batch, weight: torch.Tensor, *, is_last: bool) -> torch.Tensor:
+    """Add the gradient of one micro batch, its loss times ``weight``; return the loss summed over its units."""
+    with engine.accumulate(is_last=is_last):
+        loss = engine.loss_sum(batch)
+        engine.backward(loss * weight)
+    return loss.detach()
+
+
+def add_gradients(engine: Engine, micro_batches: Sequence[Batch], weight: torch.Tensor) -> torch.Tensor:
+    """Add the gradients of this rank's micro batches; return the loss summed over their units."""
     loss_sum = engine.zero_scalar()  # stays on the device: reading it per micro batch would stall the GPU
     for index, batch in enumerate(micro_batches):
-        with engine.accumulate(is_last=index == len(micro_batches) - 1):
-            loss = engine.loss_sum(batch)
-            engine.backward(loss * weight)
-        loss_sum += loss.detach()
+        loss_sum += add_gradient(engine, batch, weight, is_last=index == len(micro_batches) - 1)
+    return loss_sum
+
+
+AddGradients = Callable[[Engine, Sequence[Batch], torch.Tensor], torch.Tensor]
+
+
+def train_step(
+    engine: Engine,
+    micro_batches: Sequence[Batch],
+    *,
+    observer: Observer = UNOBSERVED,
+    gradients: AddGradients = add_gradients,
+) -> StepResult:
+    """Run one optimizer step over this rank's micro batches; the engine alone knows how gradients are synchronised."""
+    loss_sum, num_units = accumulate_gradients(engine, micro_batches, gradients=gradients)
     observer.before_update()
     update = engine.optimizer_step()
     told = engine.gather_over_ranks(loss_sum, observer.tell())
@@ -71,6 +87,17 @@ def train_step(engine: Engine, micro_batches: Sequence[Batch], *, observer: Obse
         num_loss_units=num_units,
         told=told[:, 1:],
     )
+
+
+def accumulate_gradients(
+    engine: Engine, micro_batches: Sequence[Batch], *, gradients: AddGradients = add_gradients
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add up the gradients of a global batch; return the loss summed on this rank, and the units of all ranks."""
+    num_units = engine.sum_over_ranks(sum(batch.num_loss_units for batch in micro_batches))
+    # Dividing by the units of the whole global batch makes every cut of it the same; the factor undoes the mean over
+    # ranks. At least one, so that a batch without a single label gives zero gradients, not NaN.
+    weight = engine.data_parallel_size / num_units.clamp(min=1)
+    return gradients(engine, micro_batches, weight), num_units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
