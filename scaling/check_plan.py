@@ -42,7 +42,7 @@ def check_plan(decision: Decision, *, plan_path: Path, launch: LaunchEnvironment
     _check_world_size(decision, launch)
     _check_batch(decision)
     require_trainable(decision)
-    _check_installed(decision)
+    require_installed(decision)
     _check_accelerate(decision, environ)
     beside = plan_path.parent / DEEPSPEED_FILE
     if beside.is_file():
@@ -181,7 +181,7 @@ def _offload(has_host_memory: bool) -> tuple[OffloadDevice, ...]:
     return (OffloadDevice.NONE, OffloadDevice.CPU) if has_host_memory else (OffloadDevice.NONE,)
 
 
-def _check_installed(decision: Decision) -> None:
+def require_installed(decision: Decision) -> None:
     if decision.plan.strategy in STAGES and importlib.util.find_spec("deepspeed") is None:
         raise EngineError(
             f"strategy={decision.plan.strategy} needs DeepSpeed, which is not installed; "
