@@ -26,6 +26,16 @@ class Init(StrEnum):
     PRETRAINED = "pretrained"
 
 
+class NonFinite(StrEnum):
+    """What a step whose loss or gradient is not finite leads to."""
+
+    STOP = "stop"
+    SKIP = "skip"
+    """Leave out the update and go on."""
+    NAME = "name"
+    """Stop, and say which tensor was the first."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """What to train on, for how long and how; the plan alone says under which strategy and in which batches."""
@@ -60,6 +70,9 @@ class TrainConfig:
     """Global batches of held-out samples per evaluation."""
     eval_fraction: float = 0.01
     """Share of the data that is held out when eval_every is above zero."""
+    nonfinite: NonFinite = NonFinite.STOP
+    """On an infinite or undefined loss or gradient, after fp16 has lowered its loss scale: stop, skip the update, or
+    stop and name the first such tensor."""
     init: Init = Init.AUTO
     """First weights: auto, random or pretrained."""
     overwrite: bool = False

@@ -7,9 +7,11 @@ import time
 from collections.abc import Iterator
 
 from scaling.engines.base import Engine
+from scaling.engines.loss_scale import Outcome
 from scaling.errors import TrainingError
 from scaling.loop import evaluate, train_step
 from scaling.memory_watch import MemoryWatch
+from scaling.nonfinite import RandomState, Repeatable, StepFacts, settle
 from scaling.schedule import learning_rate_at
 from scaling.train_config import TrainConfig
 from scaling.training_data import TrainingData
@@ -32,29 +34,34 @@ def train(engine: Engine, data: TrainingData, config: TrainConfig, *, watch: Mem
 def _step(engine: Engine, data: TrainingData, config: TrainConfig, *, watch: MemoryWatch, step: int) -> StepRecord:
     start = time.perf_counter()
     learning_rate = learning_rate_at(
-        step,
+        engine.update_state.num_updates,  # not the step: one that is skipped does not advance the schedule
         peak=config.learning_rate,
         schedule=config.schedule,
         warmup_steps=config.warmup_steps,
         num_steps=config.steps,
     )
     engine.set_learning_rate(learning_rate)
-    result = train_step(engine, data.micro_batches(step, rank=engine.rank, world_size=engine.data_parallel_size))
+    scale = engine.update_state.scale
+    micro_batches = data.micro_batches(step, rank=engine.rank, world_size=engine.data_parallel_size)
+    repeatable = Repeatable(micro_batches=micro_batches, random_state=RandomState.now(engine.device))
+    result = train_step(engine, micro_batches)
     loss, grad_norm = float(result.mean_loss), float(result.grad_norm)  # waits for the device, so the time is right
     step_time_s = time.perf_counter() - start
     if not int(result.num_loss_units):
         raise TrainingError(f"step {step + 1}: nothing in the global batch has a label; check the data")
-    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-        raise TrainingError(
-            f"step {step + 1}: loss={loss}, grad_norm={grad_norm}, learning_rate={learning_rate:g}; the weights are no "
-            f"longer usable and were not saved: lower the learning rate or lengthen the warm-up"
-        )
+    facts = StepFacts(
+        step=step + 1, loss=loss, grad_norm=grad_norm, learning_rate=learning_rate, outcome=result.outcome
+    )
+    if not facts.is_finite:
+        settle(facts, engine, policy=config.nonfinite, repeatable=repeatable)
     watch.steps_done(step + 1)
     return StepRecord(
         step=step + 1,
         loss=loss,
         grad_norm=grad_norm,
         lr=learning_rate,
+        skipped=result.outcome is not Outcome.APPLIED,
+        loss_scale=scale if scale != 1.0 else None,
         tokens_per_s=data.order.global_batch_size * data.train.seq_len / step_time_s,
         step_time_s=step_time_s,
         epoch=data.order.epoch(step + 1),

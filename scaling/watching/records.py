@@ -16,6 +16,10 @@ class StepRecord:
     grad_norm: float
     """Global 2-norm before clipping."""
     lr: float
+    skipped: bool = False
+    """Whether the update was left out because a gradient was not finite; the schedule does not advance then."""
+    loss_scale: float | None = None
+    """What the loss was multiplied with; None where nothing is scaled."""
     tokens_per_s: float
     """Tokens of the global batch, all ranks, over the step's time."""
     step_time_s: float

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from scaling.disk import writing
 from scaling.watching.records import EvaluationRecord, Record, StepRecord
@@ -28,12 +31,20 @@ class MetricsFile:
             TrainingError: it cannot be written.
         """
         with writing(self._path):
-            self._file.write(json.dumps(dataclasses.asdict(record)) + "\n")
+            self._file.write(json.dumps(finite_or_none(dataclasses.asdict(record))) + "\n")
 
     def close(self) -> None:
         # Every line was flushed or its failure told; closing would try the failed one again and fail again.
         with suppress(OSError):
             self._file.close()
+
+
+def finite_or_none(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``numbers`` with None for every infinite or undefined one: JSON has no word for them."""
+    return {
+        name: None if isinstance(number, float) and not math.isfinite(number) else number
+        for name, number in numbers.items()
+    }
 
 
 class Progress:

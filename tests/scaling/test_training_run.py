@@ -206,7 +206,7 @@ def test_a_diverged_run_ends_without_a_model(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "scaling.train", "--plan", plan, "--out", tmp_path / "run", *flags]
     done: subprocess.CompletedProcess[str] = start(command)
     assert done.returncode == 2
-    assert "the weights are no longer usable and were not saved: lower the learning rate" in done.stderr
+    assert "the update was not made and no model was saved: lower the learning rate" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run" / "final").exists()
     for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
