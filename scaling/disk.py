@@ -22,7 +22,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise TrainingError(f"cannot write {_what_failed(path, error)}") from error
+        raise TrainingError(f"cannot write {what_failed(path, error)}") from error
 
 
 @contextmanager
@@ -40,12 +40,12 @@ def exporting(folder: Path, *, partial: Path) -> Iterator[None]:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     except Exception as error:  # a full disk is SafetensorError in safetensors 0.8 and a bare Exception in tokenizers
-        what_failed = _what_failed(folder, error)
+        what_failed = what_failed(folder, error)
         shutil.rmtree(partial, ignore_errors=True)
         raise ExportError(f"cannot write the model to {what_failed}") from error
 
 
-def _what_failed(path: Path, error: Exception) -> str:
+def what_failed(path: Path, error: Exception) -> str:
     reason = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:300]
     return f"{path}: {reason or type(error).__name__} ({_free(path)}); free space or give another --out"
 

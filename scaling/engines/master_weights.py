@@ -47,6 +47,12 @@ class MasterWeights:
                 weight.copy_(master)
                 master.grad = None
 
+    @torch.no_grad()
+    def round_to_weights(self) -> None:
+        """Make every weight from its master, which was written to."""
+        for weight, master in zip(self._weights, self.masters, strict=True):
+            weight.copy_(master)
+
     def _chunks(self) -> Iterator[list[tuple[nn.Parameter, nn.Parameter]]]:
         most_elements = sum(master.numel() for master in self.masters) // NUM_CHUNKS
         chunk: list[tuple[nn.Parameter, nn.Parameter]] = []

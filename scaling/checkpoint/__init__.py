@@ -1,0 +1,1 @@
+"""Checkpoints that do not depend on the strategy or on the number of ranks that wrote them; docs/checkpoints.md."""

@@ -1,0 +1,186 @@
+"""Writing a checkpoint: every rank its share, beside the target, which appears when all of it is on the disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from scaling.checkpoint.errors import CheckpointError
+from scaling.checkpoint.manifest import (
+    FORMAT,
+    MANIFEST_FILE,
+    FileEntry,
+    Manifest,
+    TensorEntry,
+    TrainingState,
+    write_manifest,
+)
+from scaling.checkpoint.meeting import Meeting
+from scaling.checkpoint.names import PARTIAL, RANDOM, REPLACED, checkpoint_name, key_of
+from scaling.checkpoint.random_states import random_states
+from scaling.checkpoint.tensor_file import NamedTensor, write_tensors
+from scaling.disk import what_failed
+from scaling.engines.base import Engine
+from scaling.engines.state import Holder, StateSlice
+from scaling.watching.summary import versions
+from strategies.units import format_bytes
+
+MAX_FILE_BYTES = 4 * 2**30
+"""A rank begins another file beyond: files are verified in parallel, and some file systems hold none above 4 GiB."""
+SPARE = 1.02
+"""Of the space that is asked for: headers, manifest and the file system's blocks."""
+
+
+def save(
+    engine: Engine,
+    state: TrainingState,
+    *,
+    parent: Path,
+    meeting: Meeting,
+    strategy: str,
+    identity: Mapping[str, str],
+    documents: Mapping[str, str],
+) -> Path:
+    """Write a checkpoint into ``parent`` and return its folder; every rank must call this.
+
+    Raises:
+        CheckpointError: a rank did not come, space is missing, or the operating system refuses; nothing is left behind
+            and every earlier checkpoint is as it was. Raised on every rank.
+    """
+    meeting.arrive("save a checkpoint")
+    slices = list(engine.state_slices())
+    mine = [*_own_share(slices, engine), *_own_random(engine)]
+    bytes_by_rank = meeting.gather(lambda: sum(each.num_bytes for each in mine))
+    partial = meeting.on_main(lambda: _open_partial(parent, state, num_bytes=sum(bytes_by_rank)))
+    try:
+        files = meeting.gather(lambda: _write_files(mine, partial, rank=engine.rank))
+        manifest = Manifest(
+            format=FORMAT,
+            state=state,
+            updates=engine.update_state,
+            identity=dict(identity),
+            strategy=strategy,
+            world_size=engine.data_parallel_size,
+            tensors=tuple(_catalogue(slices, engine)),
+            files=tuple(entry for of_rank in files for entry in of_rank),
+            versions=versions(),
+        )
+        return meeting.on_main(lambda: _complete(partial, manifest, documents))
+    except CheckpointError:
+        if engine.rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _own_share(slices: Sequence[StateSlice], engine: Engine) -> Iterator[NamedTensor]:
+    """Yield what this rank writes; what all ranks hold they write in equal parts."""
+    for each in slices:
+        if each.holder is Holder.MAIN_RANK and engine.rank != 0:
+            continue
+        first, last = 0, each.tensor.numel()
+        if each.holder is Holder.ALL_RANKS:
+            first, last = (last * rank // engine.data_parallel_size for rank in (engine.rank, engine.rank + 1))
+        if first < last:
+            key = key_of(each.kind, each.name, each.start + first)
+            yield NamedTensor(key=key, tensor=each.tensor[first:last])
+
+
+def _own_random(engine: Engine) -> Iterator[NamedTensor]:
+    for name, tensor in random_states(engine.device).items():
+        yield NamedTensor(key=key_of(RANDOM, f"{name}.rank{engine.rank}", 0), tensor=tensor)
+
+
+def _catalogue(slices: Sequence[StateSlice], engine: Engine) -> Iterator[TensorEntry]:
+    """Yield every whole tensor: each rank has a slice of each, if an empty one. Random states come from their files."""
+    for each in slices:
+        dtype = str(each.tensor.dtype).removeprefix("torch.")
+        yield TensorEntry(kind=each.kind, name=each.name, shape=each.shape, dtype=dtype)
+
+
+def _open_partial(parent: Path, state: TrainingState, *, num_bytes: int) -> Path:
+    """Return a new folder beside the target, on the same file system, if the checkpoint fits there."""
+    partial = parent / f".{checkpoint_name(state.step)}.{uuid.uuid4().hex}{PARTIAL}"
+    try:
+        partial.mkdir(parents=True)
+        free = shutil.disk_usage(parent).free
+    except OSError as error:
+        raise CheckpointError(f"cannot write a checkpoint to {what_failed(parent, error)}") from error
+    if num_bytes * SPARE > free:
+        partial.rmdir()
+        raise CheckpointError(
+            f"a checkpoint needs {format_bytes(num_bytes)}, but {parent} has {format_bytes(free)} free; nothing was "
+            f"written: free space or lower --keep-last"
+        )
+    return partial
+
+
+def _write_files(tensors: Sequence[NamedTensor], folder: Path, *, rank: int) -> list[FileEntry]:
+    written = []
+    for number, of_file in enumerate(_cut(tensors)):
+        path = folder / f"rank{rank:05d}-{number:03d}.safetensors"
+        try:
+            num_bytes, sha256 = write_tensors(path, of_file)
+        except OSError as error:
+            raise CheckpointError(f"cannot write a checkpoint to {what_failed(path, error)}") from error
+        written.append(FileEntry(name=path.name, rank=rank, num_bytes=num_bytes, sha256=sha256))
+    return written
+
+
+def _cut(tensors: Sequence[NamedTensor]) -> Iterator[list[NamedTensor]]:
+    members: list[NamedTensor] = []
+    num_bytes = 0
+    for each in tensors:
+        if members and num_bytes + each.num_bytes > MAX_FILE_BYTES:
+            yield members
+            members, num_bytes = [], 0
+        members.append(each)
+        num_bytes += each.num_bytes
+    yield members
+
+
+def _complete(partial: Path, manifest: Manifest, documents: Mapping[str, str]) -> Path:
+    """Write the documents and, last, the manifest; then give the folder its name."""
+    target = partial.with_name(checkpoint_name(manifest.state.step))
+    try:
+        if absent := [each.name for each in manifest.files if not (partial / each.name).is_file()]:
+            raise CheckpointError(
+                f"{absent[0]} was written by another node and is not in {partial} on this one; give a folder that "
+                f"all nodes share"
+            )
+        texts = [_document(partial / name, text) for name, text in documents.items()]
+        write_manifest(replace(manifest, files=(*manifest.files, *texts)), partial / MANIFEST_FILE)
+        _to_disk(partial / MANIFEST_FILE)
+        _to_disk(partial)
+        _set_aside(target)
+        partial.rename(target)
+        _to_disk(target.parent)
+    except OSError as error:
+        raise CheckpointError(f"cannot write a checkpoint to {what_failed(target, error)}") from error
+    return target
+
+
+def _document(path: Path, text: str) -> FileEntry:
+    content = text.encode()
+    path.write_bytes(content)
+    _to_disk(path)
+    return FileEntry(name=path.name, rank=0, num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+
+
+def _set_aside(target: Path) -> None:
+    """Make room for a checkpoint of a step that has one; until the new one is there the old one is found."""
+    if target.exists():
+        target.rename(target.with_name(f".{target.name}.{uuid.uuid4().hex}{REPLACED}"))
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, would survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
