@@ -40,7 +40,7 @@ class completed_collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Work.unbox(work).wait()
         del work, result
         self._settle(held)
-        return _with_work(outputs, _completed(args[0]))
+        return _with_work(outputs, completed(args[0]))
 
     def _settle(self, held: Sequence[tuple[torch.Tensor, int]]) -> None:
         deadline = time.perf_counter() + self._settle_s
@@ -61,7 +61,8 @@ def _use_count(tensor: torch.Tensor) -> int:
     return int(tensor._use_count())  # type: ignore[attr-defined]
 
 
-def _completed(value: Any) -> Any:
+def completed(value: Any) -> Any:
+    """Return the handle of a collective that is over, as the dispatcher passes it, with ``value`` as its result."""
     future: Future[Any] = Future()
     future.set_result(value)
     return _create_work_from_future(future).boxed()

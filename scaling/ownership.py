@@ -162,7 +162,7 @@ def fsdp2_owners(module: torch.nn.Module, optimizer: torch.optim.Optimizer | Non
     Reads private attributes of torch 2.13 (fsdp/_fully_shard/_fsdp_param.py). Offloaded shards are on the host.
     """
     place = Place.DEVICE
-    for parameter in _fsdp_parameters(module):
+    for parameter in fsdp_parameters(module):
         place = _place(parameter.offload_to_cpu)
         yield Owned(Cause.PARAMETERS, parameter._sharded_param_data, place)
         yield Owned(Cause.PARAMETERS, parameter.sharded_param, place)
@@ -177,7 +177,8 @@ def fsdp2_owners(module: torch.nn.Module, optimizer: torch.optim.Optimizer | Non
     yield from module_owners(module, optimizer, place=place)
 
 
-def _fsdp_parameters(module: torch.nn.Module) -> Iterator[Any]:
+def fsdp_parameters(module: torch.nn.Module) -> Iterator[Any]:
+    """Yield torch's FSDPParam of every parameter under `fully_shard`."""
     from torch.distributed.fsdp import FSDPModule
 
     for child in module.modules():

@@ -107,6 +107,22 @@ class Engine(ABC):
     def accumulate(self, *, is_last: bool) -> AbstractContextManager[None]:
         """Return the context of one micro batch; after the last one of a window gradients are complete on all ranks."""
 
+    @property
+    @abstractmethod
+    def can_repeat_steps(self) -> bool:
+        """Whether `abandon_pass` and `drop_gradients` can be used."""
+
+    @abstractmethod
+    def abandon_pass(self) -> None:
+        """Forget a forward or backward that an exception has ended; this rank's gradients are of no use until dropped.
+
+        Collectives that it has begun are not undone: the other ranks take part in them.
+        """
+
+    @abstractmethod
+    def drop_gradients(self) -> None:
+        """Forget all gradients of this rank, as if the window had not begun; weights and moments stay."""
+
     @final
     def set_learning_rate(self, learning_rate: float) -> None:
         """Use ``learning_rate`` for every parameter group from the next step on."""

@@ -93,6 +93,23 @@ class DdpEngine(Engine):
             if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
         ]
 
+    @property
+    def can_repeat_steps(self) -> bool:
+        return True
+
+    def abandon_pass(self) -> None:
+        if self._ddp is not None:
+            self._ddp.reducer._reset_state()  # torch 2.13 has no public name for it
+
+    @torch.no_grad()
+    def drop_gradients(self) -> None:
+        if self._ddp is None:
+            for parameter in self._parameters:
+                parameter.grad = None
+        else:
+            # Zeroed in place, not dropped: they are views of the buckets, and the next window accumulates right there.
+            torch._foreach_zero_(self._complete_gradients())
+
     def close(self) -> None:
         del self._ddp
 
@@ -113,12 +130,7 @@ class DdpEngine(Engine):
         norm = global_norm(gradients) / scale
         if is_finite(norm):
             self._update(gradients, gradient_factor(norm, max_norm=self._max_norm, scale=scale))
-        if self._ddp is None:
-            for parameter in self._parameters:
-                parameter.grad = None
-        else:
-            # Zeroed in place, not dropped: they are views of the buckets, and the next window accumulates right there.
-            torch._foreach_zero_(gradients)
+        self.drop_gradients()
         return norm
 
     def _update(self, gradients: list[torch.Tensor], factor: torch.Tensor | None) -> None:

@@ -23,6 +23,7 @@ from scaling.engines.autocast import autocast_forward
 from scaling.engines.base import Engine
 from scaling.engines.optimizer import OptimizerSettings, make_optimizer, split_by_decay
 from scaling.engines.state import StateSlice, buffer_slices
+from scaling.engines.zero_restart import abandon_reductions, drop_gradients
 from scaling.engines.zero_state import (
     create_partitioned_moments,
     partitioned_optimizer_slices,
@@ -107,6 +108,18 @@ class DeepSpeedEngine(Engine):
 
         gradients = ((name, safe_get_full_grad(each)) for name, each in self.model.named_parameters())
         return [name for name, gradient in gradients if gradient is not None and not bool(gradient.isfinite().all())]
+
+    @property
+    def can_repeat_steps(self) -> bool:
+        # ZeRO-3 fetches weights ahead in an order that it has recorded; a pass that ended half-way leaves another one
+        # on its rank than on the others, and their collectives would not meet.
+        return not self._shards_parameters
+
+    def abandon_pass(self) -> None:
+        abandon_reductions(self._engine.optimizer)
+
+    def drop_gradients(self) -> None:
+        drop_gradients(self._engine.optimizer)
 
     def close(self) -> None:
         self._engine.destroy()

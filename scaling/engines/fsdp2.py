@@ -34,7 +34,7 @@ from scaling.engines.state import (
     whole_slice,
 )
 from scaling.meter import PhaseMeter
-from scaling.ownership import Owned, fsdp2_owners
+from scaling.ownership import Owned, fsdp2_owners, fsdp_parameters
 from scaling.recompute import repeated_blocks
 from strategies.decision import Decision
 from strategies.job import Precision
@@ -104,6 +104,20 @@ class Fsdp2Engine(Engine):
         counts = [0 if each is None else (~cast(DTensor, each).to_local().isfinite()).sum() for _, each in named]
         on_all_ranks = self.sum_over_ranks(torch.tensor(counts, device=self.device))
         return [name for (name, _), count in zip(named, on_all_ranks.tolist(), strict=True) if count]
+
+    @property
+    def can_repeat_steps(self) -> bool:
+        return True
+
+    def abandon_pass(self) -> None:
+        cast(FSDPModule, self.model).reset_iter_state()
+
+    def drop_gradients(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        for parameter in fsdp_parameters(self.model):  # whole gradients, of a window that is reduced at its end
+            parameter.unsharded_accumulated_grad = None
+            if (unsharded := getattr(parameter, "_unsharded_param", None)) is not None:
+                unsharded.grad = None
 
     def close(self) -> None:
         """Nothing to give back: the framework holds nothing but what hangs on the model."""
