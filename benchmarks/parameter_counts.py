@@ -13,16 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from scaling.auto_classes import AUTO_CLASSES
 from strategies.load_model import model_spec, preset_names, resolve_preset
 from strategies.model_spec import TaskKind
 
 RESULTS = Path(__file__).parent / "results" / "parameter_counts.json"
-AUTO_CLASSES = {
-    TaskKind.CAUSAL_LM: "AutoModelForCausalLM",
-    TaskKind.MASKED_LM: "AutoModelForMaskedLM",
-    TaskKind.SEQ2SEQ_LM: "AutoModelForSeq2SeqLM",
-    TaskKind.IMAGE_CLASSIFICATION: "AutoModelForImageClassification",
-}
 
 
 def main() -> int:

@@ -27,7 +27,11 @@ class TaskKind(StrEnum):
     CAUSAL_LM = "causal-lm"
     MASKED_LM = "masked-lm"
     SEQ2SEQ_LM = "seq2seq-lm"
+    SEQUENCE_CLASSIFICATION = "sequence-classification"
+    """One label a text."""
     IMAGE_CLASSIFICATION = "image-classification"
+    CONTRASTIVE = "contrastive"
+    """Pairs of text and image, as CLIP: each is to be told from the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,18 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from scaling.auto_classes import AUTO_CLASSES
 from scaling.trace.errors import TraceError
 from strategies.model_spec import TaskKind
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_AUTO_CLASSES = {
-    TaskKind.CAUSAL_LM: "AutoModelForCausalLM",
-    TaskKind.MASKED_LM: "AutoModelForMaskedLM",
-    TaskKind.SEQ2SEQ_LM: "AutoModelForSeq2SeqLM",
-    TaskKind.IMAGE_CLASSIFICATION: "AutoModelForImageClassification",
-}
 _DEPTH_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "n_layers")
 
 
@@ -35,7 +30,7 @@ def model_factory(
     def make() -> nn.Module:
         import transformers
 
-        auto_class = getattr(transformers, _AUTO_CLASSES[task])
+        auto_class = getattr(transformers, AUTO_CLASSES[task])
         model: nn.Module = auto_class.from_config(without_cache, attn_implementation=attention)
         return model
 

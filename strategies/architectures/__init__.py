@@ -12,6 +12,7 @@ from typing import Any
 
 from strategies.architectures.bert import BERT, ROBERTA
 from strategies.architectures.bloom import BLOOM
+from strategies.architectures.clip import CLIP
 from strategies.architectures.cohere import COHERE
 from strategies.architectures.config import Architecture, shown
 from strategies.architectures.falcon import FALCON
@@ -40,6 +41,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     for architecture in (
         BERT,
         BLOOM,
+        CLIP,
         COHERE,
         FALCON,
         GEMMA,

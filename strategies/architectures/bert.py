@@ -1,9 +1,15 @@
-"""BERT (Devlin et al. 2018, arXiv:1810.04805) and RoBERTa (Liu et al. 2019, arXiv:1907.11692), without a pooler."""
+"""BERT (Devlin et al. 2018, arXiv:1810.04805) and RoBERTa (Liu et al. 2019, arXiv:1907.11692), with one head each.
+
+Heads: the language model's, or a classifier of whole texts, which in BERT stands on a pooler.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from strategies.architectures.config import Architecture, CheckedConfig
 from strategies.architectures.decoder import DecoderDims, spec_from_groups
+from strategies.architectures.labels import LABEL_KEYS, LABEL_SIZES, num_labels
 from strategies.architectures.tensors import (
     Tensors,
     block_group,
@@ -28,6 +34,12 @@ def build_bert(config: CheckedConfig) -> ModelSpec:
         *embedding("token_type_embeddings", config.sizes["type_vocab_size"], width),
         *norm("LayerNorm", width, bias=True),
     )
+    if config.task is TaskKind.SEQUENCE_CLASSIFICATION:
+        classifier = (
+            *linear("bert.pooler.dense", width, width, bias=True),
+            *linear("classifier", width, num_labels(config), bias=True),
+        )
+        return _spec(config, replace(dims, tied=False), prefix="bert", embeddings=embeddings, head=classifier)
     transform = linear("dense", width, width, bias=True) + norm("LayerNorm", width, bias=True)
     head = (
         *tensor("bias", dims.vocab_size),
@@ -57,6 +69,12 @@ def build_roberta(config: CheckedConfig) -> ModelSpec:
         *norm("LayerNorm", width, bias=True),
         *embedding("position_embeddings", num_positions, width),
     )
+    if config.task is TaskKind.SEQUENCE_CLASSIFICATION:
+        classifier = (
+            *linear("classifier.dense", width, width, bias=True),
+            *linear("classifier.out_proj", width, num_labels(config), bias=True),
+        )
+        return _spec(config, replace(dims, tied=False), prefix="roberta", embeddings=embeddings, head=classifier)
     head = (
         *tensor("bias", dims.vocab_size),
         *linear("dense", width, width, bias=True),
@@ -117,17 +135,29 @@ _SIZES = {
 _ABSOLUTE_POSITIONS = {"position_embedding_type": ("absolute",)}
 BERT = Architecture(
     model_type="bert",
-    classes={"BertForMaskedLM": TaskKind.MASKED_LM, "BertLMHeadModel": TaskKind.CAUSAL_LM},
+    classes={
+        "BertForMaskedLM": TaskKind.MASKED_LM,
+        "BertLMHeadModel": TaskKind.CAUSAL_LM,
+        "BertForSequenceClassification": TaskKind.SEQUENCE_CLASSIFICATION,
+    },
     build=build_bert,
     sizes=_SIZES,
+    optional_sizes=LABEL_SIZES,
+    other=LABEL_KEYS,
     flags={"tie_word_embeddings": True},
     only=_ABSOLUTE_POSITIONS,
 )
 ROBERTA = Architecture(
     model_type="roberta",
-    classes={"RobertaForMaskedLM": TaskKind.MASKED_LM, "RobertaForCausalLM": TaskKind.CAUSAL_LM},
+    classes={
+        "RobertaForMaskedLM": TaskKind.MASKED_LM,
+        "RobertaForCausalLM": TaskKind.CAUSAL_LM,
+        "RobertaForSequenceClassification": TaskKind.SEQUENCE_CLASSIFICATION,
+    },
     build=build_roberta,
     sizes={**_SIZES, "vocab_size": 50265},
+    optional_sizes=LABEL_SIZES,
+    other=LABEL_KEYS,
     optional_counts={"pad_token_id": 1},
     flags={"tie_word_embeddings": True},
     only=_ABSOLUTE_POSITIONS,

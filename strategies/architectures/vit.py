@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from strategies.architectures.config import Architecture, CheckedConfig, shown
 from strategies.architectures.decoder import DecoderDims, spec_from_groups
+from strategies.architectures.labels import LABEL_KEYS, LABEL_SIZES, num_labels
 from strategies.architectures.tensors import (
     block_group,
     embedding_group,
@@ -42,7 +43,7 @@ def build(config: CheckedConfig) -> ModelSpec:
         embedding_group(under("vit.embeddings.", embeddings)),
         block_group(under("vit.layers.{layer}.", block), layers=range(dims.num_layers)),
         other_group(norm("vit.layernorm", width, bias=True), name="final_norm"),
-        head_group(linear("classifier", width, _num_labels(config), bias=True)),
+        head_group(linear("classifier", width, num_labels(config), bias=True)),
     ]
     return spec_from_groups(config, dims, groups=groups, has_gated_mlp=False)
 
@@ -79,20 +80,6 @@ def _pair(config: CheckedConfig, key: str) -> tuple[int, int]:
     raise config.problem(f"{key}={shown(value)} must be one or two whole numbers above zero; correct the config.json")
 
 
-def _num_labels(config: CheckedConfig) -> int:
-    """Return the number of classes, from ``id2label`` or ``num_labels``; 2, as transformers does, without both."""
-    names, number = config.other["id2label"], config.optional_sizes["num_labels"]
-    if names is None:
-        return number or 2
-    if not isinstance(names, dict) or not names:
-        raise config.problem(f"id2label={shown(names)} must be an object with one entry a class")
-    if number is not None and number != len(names):
-        raise config.problem(
-            f"num_labels={number} contradicts the {len(names)} entries of id2label; remove one of them"
-        )
-    return len(names)
-
-
 VIT = Architecture(
     model_type="vit",
     classes={"ViTForImageClassification": TaskKind.IMAGE_CLASSIFICATION},
@@ -104,7 +91,7 @@ VIT = Architecture(
         "num_attention_heads": 12,
         "num_channels": 3,
     },
-    optional_sizes={"head_dim": None, "num_labels": None},
+    optional_sizes={"head_dim": None, **LABEL_SIZES},
     flags={"qkv_bias": True},
-    other={"image_size": 224, "patch_size": 16, "id2label": None},
+    other={"image_size": 224, "patch_size": 16, **LABEL_KEYS},
 )

@@ -30,9 +30,18 @@ _BERT = {
     "num_attention_heads": 6,
     "max_position_embeddings": 64,
 }
+_VIT = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "image_size": 32,
+    "patch_size": 8,
+}
 BASE: dict[str, Config] = {
     "bert": _BERT,
     "bloom": {"vocab_size": 96, "hidden_size": 48, "n_layer": 3, "n_head": 6},
+    "clip": {"projection_dim": 24, "text_config": _BERT, "vision_config": _VIT},
     "cohere": _LLAMA,
     "falcon": {"vocab_size": 96, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6},
     "gemma": {**_LLAMA, "head_dim": 16},
@@ -71,18 +80,19 @@ BASE: dict[str, Config] = {
     "stablelm": _LLAMA,
     "starcoder2": _LLAMA,
     "t5": {"vocab_size": 96, "d_model": 48, "d_kv": 8, "d_ff": 80, "num_layers": 3, "num_heads": 6},
-    "vit": {
-        "hidden_size": 48,
-        "intermediate_size": 80,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "image_size": 32,
-        "patch_size": 8,
-    },
+    "vit": _VIT,
 }
 VARIATIONS: dict[str, list[Config]] = {
-    "bert": [{"type_vocab_size": 5}, {"architectures": ["BertLMHeadModel"], "is_decoder": True}],
+    "bert": [
+        {"type_vocab_size": 5},
+        {"architectures": ["BertLMHeadModel"], "is_decoder": True},
+        {"architectures": ["BertForSequenceClassification"], "num_labels": 5},
+    ],
     "bloom": [{"n_embed": 24, "hidden_size": 24}, {"n_layer": 1, "n_head": 2}],
+    "clip": [
+        {"projection_dim": 8, "text_config": {**_BERT, "num_hidden_layers": 2}},
+        {"vision_config": {**_VIT, "hidden_size": 24, "num_channels": 1, "image_size": 36}},
+    ],
     "cohere": [{"head_dim": 10}, {"num_key_value_heads": None, "use_qk_norm": True}],
     "falcon": [
         {"new_decoder_architecture": True, "num_kv_heads": 2},
@@ -126,6 +136,7 @@ VARIATIONS: dict[str, list[Config]] = {
     "roberta": [
         {"type_vocab_size": 1, "pad_token_id": 3},
         {"architectures": ["RobertaForCausalLM"], "is_decoder": True},
+        {"architectures": ["RobertaForSequenceClassification"], "num_labels": 5},
     ],
     "stablelm": [{"qk_layernorm": True, "use_qkv_bias": True}, {"num_key_value_heads": 6}],
     "starcoder2": [{"num_key_value_heads": 6}, {"sliding_window": 8, "use_bias": False}],
