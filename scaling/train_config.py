@@ -17,6 +17,20 @@ MAX_SEED = 2**63 - 1
 """torch.manual_seed takes numbers below 2**64 (torch 2.13), and every rank adds its own to the seed."""
 
 
+class TaskName(StrEnum):
+    """What the loss is."""
+
+    AUTO = "auto"
+    """What the plan's model is made for."""
+    CAUSAL_LM = "causal-lm"
+    MASKED_LM = "masked-lm"
+    SEQUENCE_CLASSIFICATION = "sequence-classification"
+    IMAGE_CLASSIFICATION = "image-classification"
+    CONTRASTIVE = "contrastive"
+    HF_LOSS = "hf-loss"
+    """The loss that the model's own forward returns."""
+
+
 class Init(StrEnum):
     """Where the first weights come from."""
 
@@ -44,6 +58,10 @@ class TrainConfig:
     """plan.json as `scaling plan --out` writes it."""
     out: Path
     """Folder for metrics.jsonl, summary.json and the trained model in final/."""
+    task: TaskName = TaskName.AUTO
+    """What the loss is: auto takes what the model is made for; hf-loss the loss that its forward returns."""
+    label_smoothing: float = 0.0
+    """Share of each label that is spread evenly over all classes while training."""
     data: str = "builtin:python"
     """Text, JSONL, CSV or Parquet file, folder, glob or dataset; builtin:python is the standard library's source."""
     tokenizer: str = "bytes"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, ClassVar, final
 
 import torch
@@ -14,13 +13,6 @@ from scaling.batch import Batch
 
 Forward = Callable[..., Any]
 """The model as an engine runs it: inputs by name to the library's output object."""
-
-
-class Unit(StrEnum):
-    """What a loss is summed over and a mean is taken of."""
-
-    TOKEN = "token"
-    SAMPLE = "sample"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +27,6 @@ class Score:
 class Task(ABC):
     """A loss over units. Stateless; the same object serves every batch and rank."""
 
-    unit: ClassVar[Unit]
     couples_samples: ClassVar[bool] = False
     """A sample's loss depends on the others of its forward pass: cutting micro batches anew changes the training."""
 
@@ -69,3 +60,8 @@ class Task(ABC):
         """Return what one micro batch adds to an evaluation, from one forward pass."""
         outputs = self.outputs_of(forward, batch)
         return Score(loss_sum=self.loss_of(outputs, batch), counts=self.counts_of(outputs, batch))
+
+
+def training_only(smoothing: float) -> float:
+    """Return ``smoothing`` while gradients are recorded, else 0: a model is judged by the true labels alone."""
+    return smoothing if torch.is_grad_enabled() else 0.0

@@ -17,13 +17,8 @@ from scaling.losses import (
     next_token_labels,
     sum_loss,
 )
-from scaling.tasks.base import Forward, Task, Unit
+from scaling.tasks.base import Forward, Task, training_only
 from strategies.job import LossImplementation
-
-
-def training_only(smoothing: float) -> float:
-    """Return ``smoothing`` while gradients are recorded, else 0: a model is judged by the true labels alone."""
-    return smoothing if torch.is_grad_enabled() else 0.0
 
 
 @final
@@ -31,7 +26,6 @@ def training_only(smoothing: float) -> float:
 class CausalLm(Task):
     """The next token, summed over all tokens but the first of a row and ignored ones."""
 
-    unit = Unit.TOKEN
     loss: LossImplementation = LossImplementation.STANDARD
     label_smoothing: float = 0.0
 
@@ -57,7 +51,6 @@ class CausalLm(Task):
 class MaskedLm(Task):
     """The tokens that were hidden from the model, summed over them: labels are ignored everywhere else."""
 
-    unit = Unit.TOKEN
     loss: LossImplementation = LossImplementation.STANDARD
     label_smoothing: float = 0.0
 
