@@ -79,7 +79,8 @@ def _metavar(name: str, types: dict[str, Any]) -> str:
 def _field_texts() -> dict[str, str]:
     """Return the string literal under each field of `TrainConfig`, which is its help text."""
     source = inspect.getsource(TrainConfig)
-    return dict(re.findall(r'^    (\w+): [^\n]*\n    """(.*?)"""$', source, flags=re.MULTILINE))
+    found = re.findall(r'^    (\w+): [^\n]*\n    """(.*?)"""$', source, flags=re.MULTILINE | re.DOTALL)
+    return {name: " ".join(text.split()) for name, text in found}
 
 
 def _unknown(argument: str, parser: argparse.ArgumentParser) -> str:
