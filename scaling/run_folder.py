@@ -6,7 +6,7 @@ import fcntl
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
@@ -18,17 +18,20 @@ METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
 CONFIG_FILE = "train_config.json"
 FINAL_FOLDER = "final"
-RUN_FILES = (METRICS_FILE, SUMMARY_FILE, CONFIG_FILE, FINAL_FOLDER)
+CHECKPOINTS_FOLDER = "checkpoints"
+RUN_FILES = (METRICS_FILE, SUMMARY_FILE, CONFIG_FILE, FINAL_FOLDER, CHECKPOINTS_FOLDER)
+END_FILES = (SUMMARY_FILE, FINAL_FOLDER)
+"""What a run leaves when it has done all its steps."""
 LOCK_FILE = ".running"
 """There while a run writes to the folder; one that a killed run has left is free and does not count."""
 
 logger = logging.getLogger(__name__)
 
 
-def check_run_folder(out: Path, *, plan: Path, overwrite: bool) -> None:
+def check_run_folder(out: Path, *, plan: Path, overwrite: bool, continues: bool = False) -> None:
     """Refuse a folder that cannot be written or holds something that the run might be mixed up with.
 
-    The plan's own folder is accepted as long as no run is in it.
+    The plan's own folder is accepted as long as no run is in it, any other where the run ``continues`` the one there.
 
     Raises:
         ConfigError: says what is there.
@@ -39,19 +42,19 @@ def check_run_folder(out: Path, *, plan: Path, overwrite: bool) -> None:
     if not os.access(existing, os.W_OK):
         raise ConfigError(f"out={out} cannot be written: no permission in {existing}; give another folder")
     occupied = _occupants(out, plan=plan)
-    if occupied and not overwrite:
+    if occupied and not (overwrite or continues):
         raise ConfigError(
             f"out={out} is not empty ({', '.join(occupied[:4])}); give another folder, or --overwrite, "
-            f"which moves an earlier run aside"
+            f"which moves an earlier run aside, or --resume auto, which goes on with it"
         )
 
 
 @contextmanager
-def open_run_folder(out: Path, *, plan: Path, overwrite: bool) -> Iterator[None]:
+def open_run_folder(out: Path, *, plan: Path, overwrite: bool, continues: bool = False) -> Iterator[None]:
     """Create the folder and keep other runs out of it until the context ends.
 
     What `check_run_folder` saw may be minutes old, so it is checked again under the lock. The files of an earlier run
-    move into ``previous-1``, ``previous-2``, … inside the folder.
+    move into ``previous-1``, ``previous-2``, … inside the folder; of one that is continued only what it ended with.
 
     Raises:
         TrainingError: the folder cannot be made or written.
@@ -61,8 +64,8 @@ def open_run_folder(out: Path, *, plan: Path, overwrite: bool) -> Iterator[None]
         with writing(out):
             out.mkdir(parents=True, exist_ok=True)
             lock.enter_context(_lock(out))
-            check_run_folder(out, plan=plan, overwrite=overwrite)
-            _move_earlier_run(out)
+            check_run_folder(out, plan=plan, overwrite=overwrite, continues=continues)
+            _move_aside(out, END_FILES if continues else RUN_FILES)
         yield
 
 
@@ -98,8 +101,8 @@ def _locked_file(path: Path, out: Path) -> IO[str]:
         file.close()  # the holder before has ended and removed it between our opening and our locking
 
 
-def _move_earlier_run(out: Path) -> None:
-    earlier = [out / name for name in RUN_FILES if (out / name).exists()]
+def _move_aside(out: Path, names: Sequence[str]) -> None:
+    earlier = [out / name for name in names if (out / name).exists()]
     if not earlier:
         return
     number = 1

@@ -13,6 +13,16 @@ from typing import Any, get_type_hints
 from scaling.errors import ConfigError
 from scaling.schedule import ScheduleName
 
+NOT_NEGATIVE = (
+    "warmup_steps",
+    "weight_decay",
+    "seed",
+    "eval_every",
+    "save_every",
+    "keep_last",
+    "keep_best",
+    "measure_steps",
+)
 MAX_SEED = 2**63 - 1
 """torch.manual_seed takes numbers below 2**64 (torch 2.13), and every rank adds its own to the seed."""
 
@@ -91,6 +101,15 @@ class TrainConfig:
     nonfinite: NonFinite = NonFinite.STOP
     """On an infinite or undefined loss or gradient, after fp16 has lowered its loss scale: stop, skip the update, or
     stop and name the first such tensor."""
+    save_every: int = 0
+    """Save a checkpoint after every so many steps and at the end; 0 only when a signal ends the run."""
+    keep_last: int = 2
+    """Checkpoints that stay, the latest ones; 0 keeps all."""
+    keep_best: int = 0
+    """Checkpoints of the lowest evaluation loss that stay besides."""
+    resume: str = "none"
+    """Go on from a checkpoint: auto (the latest whole one in the out folder, or anew where there is none), none, or
+    its path."""
     init: Init = Init.AUTO
     """First weights: auto, random or pretrained."""
     overwrite: bool = False
@@ -163,7 +182,7 @@ def _size_problems(values: Mapping[str, Any]) -> list[str]:
     for name in ("steps", "learning_rate", "eval_batches", "timeout_s"):
         if name in values and not 0 < values[name] < math.inf:
             problems.append(f"{name}={values[name]} must be above zero")
-    for name in ("warmup_steps", "weight_decay", "seed", "eval_every", "measure_steps"):
+    for name in NOT_NEGATIVE:
         if name in values and not 0 <= values[name] < math.inf:
             problems.append(f"{name}={values[name]} must not be negative or infinite")
     if "warmup_steps" in values and values["warmup_steps"] > values.get("steps", math.inf) > 0:

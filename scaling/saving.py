@@ -1,0 +1,117 @@
+"""When a training run saves a checkpoint, and after which step it goes on: the flags of `TrainConfig` made true."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import final
+
+from scaling.checkpoint.checkpoints import Checkpoints, RunFacts
+from scaling.checkpoint.manifest import TrainingState, read_manifest
+from scaling.checkpoint.names import find_checkpoints
+from scaling.engines.base import Engine
+from scaling.run_folder import CHECKPOINTS_FOLDER, CONFIG_FILE
+from scaling.train_config import TrainConfig
+from scaling.training_data import TrainingData
+from strategies.decision import Decision
+from strategies.emit.files import PLAN_FILE
+from strategies.serialize import to_json
+
+AUTO, NONE = "auto", "none"
+"""What ``resume`` may be besides a path."""
+
+
+def check_resume(config: TrainConfig) -> None:
+    """Refuse a path that is no checkpoint.
+
+    Raises:
+        CheckpointError: there is no readable manifest.
+    """
+    if config.resume not in (AUTO, NONE):
+        read_manifest(Path(config.resume))
+
+
+def continues(config: TrainConfig) -> bool:
+    """Return whether the run goes on with the one in its out folder, whose files then stay."""
+    if config.resume == AUTO:
+        return bool(find_checkpoints(config.out / CHECKPOINTS_FOLDER))
+    return config.resume != NONE and config.out.resolve() in Path(config.resume).resolve().parents
+
+
+def moves_aside(config: TrainConfig) -> bool:
+    """Return whether an earlier run in the out folder may be moved: auto may find one that never saved."""
+    return config.overwrite or config.resume == AUTO
+
+
+@final
+class Saving:
+    """The checkpoints of one run. Every rank must make one and call each method: all but `is_due` are collectives."""
+
+    def __init__(self, config: TrainConfig, decision: Decision, data: TrainingData) -> None:
+        self._config, self._order = config, data.order
+        self.last_step: int | None = None
+        """Of the last checkpoint that this run has saved or gone on from."""
+        self._checkpoints = Checkpoints(
+            config.out / CHECKPOINTS_FOLDER,
+            RunFacts(
+                strategy=decision.plan.strategy.value,
+                seed=config.seed,
+                identity=_identity(config, decision, data),
+                documents={
+                    PLAN_FILE: to_json(decision),
+                    CONFIG_FILE: json.dumps(dataclasses.asdict(config), indent=2, default=str),
+                },
+            ),
+            keep_last=config.keep_last,
+            keep_best=config.keep_best,
+            timeout_s=config.timeout_s,
+        )
+
+    def start(self, engine: Engine) -> int:
+        """Put the engine where the run goes on, as configured; return the optimizer steps that are done.
+
+        Raises:
+            CheckpointError: the checkpoint is damaged, or of another run, model or optimizer.
+        """
+        match self._config.resume:
+            case "none":
+                return 0
+            case "auto":
+                state = self._checkpoints.load_latest(engine)
+            case path:
+                state = self._checkpoints.load(engine, Path(path))
+        self.last_step = state.step if state else None
+        return state.step if state else 0
+
+    def is_due(self, step: int) -> bool:
+        """Return whether the run saves after so many optimizer steps."""
+        every = self._config.save_every
+        return bool(every) and (step % every == 0 or step == self._config.steps)
+
+    def save(self, engine: Engine, *, step: int, eval_loss: float | None = None) -> Path:
+        """Save a checkpoint after so many optimizer steps and return its folder; once a step is enough.
+
+        Raises:
+            CheckpointError: it could not be written, on any rank; earlier ones are untouched.
+        """
+        state = TrainingState(
+            step=step, num_samples_seen=step * self._order.global_batch_size, eval_loss=eval_loss, schedule={}
+        )
+        folder = self._checkpoints.save(engine, state)
+        self.last_step = step
+        return folder
+
+
+def _identity(config: TrainConfig, decision: Decision, data: TrainingData) -> dict[str, str]:
+    """Return what must stay the same: with any of it changed, the same step would not see the same samples."""
+    job = decision.job
+    facts = {
+        "data_hash": data.content_hash,
+        "num_samples": data.order.num_samples,
+        "seed": config.seed,
+        "global_batch_size": job.global_batch_size,
+        "seq_len": job.seq_len,
+        "optimizer": job.optimizer.value,
+    }
+    return {name: str(value) for name, value in facts.items()}

@@ -1,0 +1,48 @@
+"""What metrics.jsonl holds of a run that goes on from a checkpoint: nothing of the steps that are done again."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from scaling.disk import writing
+from scaling.watching.records import EvaluationRecord, Record, StepRecord
+from strategies.errors import ScalingError
+from strategies.serialize import from_json
+
+
+def keep_until(path: Path, step: int) -> list[Record]:
+    """Cut the file after ``step`` and return what it still holds; none where there is no file.
+
+    A last line that a killed process has left unfinished goes too.
+
+    Raises:
+        TrainingError: the file cannot be written.
+    """
+    if not path.exists():
+        return []
+    kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
+    shortened = path.with_name(f".{path.name}.shortened")
+    with writing(path):
+        shortened.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        os.replace(shortened, path)
+    return [record for line in kept if (record := _record(line, path)) is not None]
+
+
+def _step_of(line: str) -> float:
+    try:
+        content: Any = json.loads(line)
+        return float(content["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+def _record(line: str, path: Path) -> Record | None:
+    """Return the line's record, None for one of another version."""
+    kind: type[Record] = StepRecord if "loss" in json.loads(line) else EvaluationRecord
+    try:
+        return from_json(kind, line, source=str(path))
+    except ScalingError:
+        return None
