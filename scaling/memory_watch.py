@@ -18,7 +18,7 @@ class MemoryWatch:
     def __init__(self, *, device: torch.device, launch: LaunchEnvironment, num_steps: int, vocab_size: int) -> None:
         self._device = device
         self._num_steps = num_steps
-        self._peak_bytes = 0
+        self._peak_bytes = self._peak_reserved_bytes = 0
         self._is_metering = num_steps > 0
         self.meter: Meter = NoMeter()
         if num_steps and device.type == "cuda":
@@ -29,7 +29,9 @@ class MemoryWatch:
     def steps_done(self, num_steps: int) -> None:
         """Take note of the peak after ``num_steps`` steps; end the metering when that is enough."""
         if self._is_metering:
-            self._peak_bytes = self.meter.measurement().peak_allocated_bytes
+            measurement = self.meter.measurement()
+            self._peak_bytes = measurement.peak_allocated_bytes
+            self._peak_reserved_bytes = measurement.peak_reserved_bytes or 0
             if num_steps >= self._num_steps:
                 self.stop()
 
@@ -44,6 +46,12 @@ class MemoryWatch:
         if self._device.type == "cuda":
             return max(self._peak_bytes, torch.cuda.max_memory_allocated(self._device))
         return self._peak_bytes
+
+    def peak_reserved_bytes(self) -> int:
+        """Return the most that the caching allocator of this rank has held so far; 0 on a CPU, which has none."""
+        if self._device.type == "cuda":
+            return max(self._peak_reserved_bytes, torch.cuda.max_memory_reserved(self._device))
+        return 0
 
     def highest_of_all_ranks(self) -> Measurement | None:
         """Return the measurement of the rank with the highest peak, None if nothing was metered. A collective."""

@@ -10,15 +10,15 @@ from scaling.engines.base import Engine
 from scaling.engines.loss_scale import Outcome
 from scaling.errors import TrainingError
 from scaling.loop import evaluate, train_step
-from scaling.memory_watch import MemoryWatch
 from scaling.nonfinite import RandomState, Repeatable, StepFacts, settle
 from scaling.schedule import learning_rate_at
 from scaling.train_config import TrainConfig
 from scaling.training_data import TrainingData
 from scaling.watching.records import EvaluationRecord, Record, StepRecord
+from scaling.watching.run_watch import RunWatch
 
 
-def train(engine: Engine, data: TrainingData, config: TrainConfig, *, watch: MemoryWatch) -> Iterator[Record]:
+def train(engine: Engine, data: TrainingData, config: TrainConfig, *, watch: RunWatch) -> Iterator[Record]:
     """Yield a record after every optimizer step and every evaluation, the same on all ranks.
 
     Raises:
@@ -31,8 +31,8 @@ def train(engine: Engine, data: TrainingData, config: TrainConfig, *, watch: Mem
             yield _evaluation(engine, data, step=step + 1)
 
 
-def _step(engine: Engine, data: TrainingData, config: TrainConfig, *, watch: MemoryWatch, step: int) -> StepRecord:
-    start = time.perf_counter()
+def _step(engine: Engine, data: TrainingData, config: TrainConfig, *, watch: RunWatch, step: int) -> StepRecord:
+    watch.clock.begin()
     learning_rate = learning_rate_at(
         engine.update_state.num_updates,  # not the step: one that is skipped does not advance the schedule
         peak=config.learning_rate,
@@ -42,30 +42,35 @@ def _step(engine: Engine, data: TrainingData, config: TrainConfig, *, watch: Mem
     )
     engine.set_learning_rate(learning_rate)
     scale = engine.update_state.scale
-    micro_batches = data.micro_batches(step, rank=engine.rank, world_size=engine.data_parallel_size)
+    with watch.clock.waiting_for_data():
+        micro_batches = data.micro_batches(step, rank=engine.rank, world_size=engine.data_parallel_size)
     repeatable = Repeatable(micro_batches=micro_batches, random_state=RandomState.now(engine.device))
-    result = train_step(engine, micro_batches)
-    loss, grad_norm = float(result.mean_loss), float(result.grad_norm)  # waits for the device, so the time is right
-    step_time_s = time.perf_counter() - start
-    if not int(result.num_loss_units):
+    result = train_step(engine, micro_batches, observer=watch)
+    numbers = result.read()  # waits for the device, so the time is right
+    sight = watch.see(numbers.told)
+    if not numbers.num_loss_units:
         raise TrainingError(f"step {step + 1}: nothing in the global batch has a label; check the data")
     facts = StepFacts(
-        step=step + 1, loss=loss, grad_norm=grad_norm, learning_rate=learning_rate, outcome=result.outcome
+        step=step + 1,
+        loss=numbers.mean_loss,
+        grad_norm=numbers.grad_norm,
+        learning_rate=learning_rate,
+        outcome=result.outcome,
     )
     if not facts.is_finite:
         settle(facts, engine, policy=config.nonfinite, repeatable=repeatable)
-    watch.steps_done(step + 1)
+    times = sight.times
     return StepRecord(
         step=step + 1,
-        loss=loss,
-        grad_norm=grad_norm,
+        loss=numbers.mean_loss,
+        grad_norm=numbers.grad_norm,
         lr=learning_rate,
         skipped=result.outcome is not Outcome.APPLIED,
         loss_scale=scale if scale != 1.0 else None,
-        tokens_per_s=data.order.global_batch_size * data.train.seq_len / step_time_s,
-        step_time_s=step_time_s,
+        tokens_per_s=data.order.global_batch_size * data.train.seq_len / times.total_s,
+        step_time_s=times.total_s,
         epoch=data.order.epoch(step + 1),
-        peak_allocated_bytes=int(engine.max_over_ranks(watch.peak_bytes())) or None,
+        peak_allocated_bytes=sight.peak_allocated_bytes,
     )
 
 

@@ -36,6 +36,7 @@ from scaling.trainer import train
 from scaling.training_data import TrainingData, open_training_data
 from scaling.watching.records import Record
 from scaling.watching.reporter import Reporter
+from scaling.watching.run_watch import RunWatch
 from scaling.watching.summary import Summary, summarise
 from strategies.decision import Decision
 from strategies.errors import ScalingError
@@ -101,19 +102,20 @@ def run(prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment, *, s
 def _run(
     prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment, *, status: RunStatus, folder_lock: ExitStack
 ) -> Summary:
-    watch = MemoryWatch(
+    memory = MemoryWatch(
         device=prepared.device,
         launch=launch,
         num_steps=min(config.measure_steps, config.steps),
         vocab_size=prepared.model_config.get_text_config().vocab_size,
     )
-    folder_lock.callback(watch.stop)  # also where the run fails: what follows in this process is not to be metered
+    watch = RunWatch(memory, device=prepared.device)
+    folder_lock.callback(memory.stop)  # also where the run fails: what follows in this process is not to be metered
     engine = _start_engine(prepared, config, watch)
     together(partial(_open_folder, config, launch, folder_lock=folder_lock))
     start = time.perf_counter()
     records = _train(engine, prepared.data, config, watch=watch, status=status)
     train_time_s = time.perf_counter() - start
-    watch.stop()
+    memory.stop()
     final = config.out / FINAL_FOLDER
     _export(engine, prepared.data, folder=final)
     status.reached = f"after the last step; the model is in {final}, but {SUMMARY_FILE} was not written"
@@ -121,7 +123,7 @@ def _run(
         records,
         decision=prepared.decision,
         initial_weights=str(prepared.weights),
-        measurement=watch.highest_of_all_ranks(),
+        measurement=memory.highest_of_all_ranks(),
         train_time_s=train_time_s,
         final=final,
         data_hash=prepared.data.content_hash,
@@ -131,34 +133,35 @@ def _run(
     return summary
 
 
-def _start_engine(prepared: Prepared, config: TrainConfig, watch: MemoryWatch) -> Engine:
-    decision = prepared.decision
+def _start_engine(prepared: Prepared, config: TrainConfig, watch: RunWatch) -> Engine:
+    decision, meter = prepared.decision, watch.memory.meter
     model = together(partial(build_model, prepared.model_config, prepared.weights, decision=decision, seed=config.seed))
     logger.info("%s: %s, %s parameters", decision.model, prepared.weights, f"{decision.num_params:,}")
-    watch.meter.start()
-    with watch.meter.phase(Phase.INITIALISE):
+    meter.start()
+    with meter.phase(Phase.INITIALISE):
         engine = build_engine(
             model,
             decision=decision,
             settings=OptimizerSettings(weight_decay=config.weight_decay),
             device=prepared.device,
-            meter=watch.meter,
+            meter=watch.clock,
         )
-    watch.meter.attach(engine.owners)
+    meter.attach(engine.owners)
     torch.manual_seed(config.seed + 1 + engine.rank)  # dropout: another one on every rank
     return engine
 
 
 def _train(
-    engine: Engine, data: TrainingData, config: TrainConfig, *, watch: MemoryWatch, status: RunStatus
+    engine: Engine, data: TrainingData, config: TrainConfig, *, watch: RunWatch, status: RunStatus
 ) -> list[Record]:
     records: list[Record] = []
     reporter = together(partial(_open_reporter, config, is_main=engine.rank == 0))
     with reporter or nullcontext():
         for record in train(engine, data, config, watch=watch):
             records.append(record)
-            _report_together(engine, reporter, record)
+            _report(reporter, record, watch)
             status.reached = f"after step {record.step} of {config.steps}; no model was saved"
+        watch.end_if_failed()
     return records
 
 
@@ -166,24 +169,13 @@ def _open_reporter(config: TrainConfig, *, is_main: bool) -> Reporter | None:
     return Reporter(config.out / METRICS_FILE, num_steps=config.steps) if is_main else None
 
 
-def _report_together(engine: Engine, reporter: Reporter | None, record: Record) -> None:
-    """Let the main rank write the record; where it cannot, end every rank, or the others wait for its next step.
-
-    One number a step tells them; only a failure costs an exchange of objects.
-    """
-    failure: ScalingError | None = None
+def _report(reporter: Reporter | None, record: Record, watch: RunWatch) -> None:
+    """Let the main rank write the record; where it cannot, all ranks end after the next step, or they would wait."""
     if reporter is not None:
         try:
             reporter.add(record)
         except ScalingError as error:
-            failure = error
-    if int(engine.max_over_ranks(int(failure is not None))):
-        together(partial(_raise_if, failure))
-
-
-def _raise_if(failure: ScalingError | None) -> None:
-    if failure is not None:
-        raise failure
+            watch.failed(error)
 
 
 def _export(engine: Engine, data: TrainingData, *, folder: Path) -> None:

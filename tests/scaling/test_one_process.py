@@ -91,7 +91,7 @@ def test_an_evaluation_that_is_no_number_ends_the_run(
 def test_running_out_of_memory_names_the_prediction(
     plan: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_memory(*_: Any) -> None:
+    def no_memory(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB")
 
     monkeypatch.setattr(scaling.trainer, "train_step", no_memory)
