@@ -9,6 +9,7 @@ import typer
 from scaling.cli.calibrate import calibrate
 from scaling.cli.estimate import estimate
 from scaling.cli.measure import measure
+from scaling.cli.parity import parity
 from scaling.cli.plan import plan
 from strategies.errors import ScalingError
 
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.command()(plan)
 app.command()(estimate)
 app.command()(measure)
+app.command()(parity)
 app.command()(calibrate)
 
 

@@ -1,0 +1,1 @@
+"""Do all strategies train the same model? A few steps under each, beside plain PyTorch on the whole batch."""
