@@ -16,6 +16,7 @@ import torch.distributed as dist
 from benchmarks.parity_worker import Samples, Setting, plan
 from scaling.checkpoint.checkpoints import Checkpoints, RunFacts
 from scaling.checkpoint.manifest import TrainingState
+from scaling.checkpoint.meeting import Meeting
 from scaling.checkpoint.reader import CheckpointReader
 from scaling.engines.base import Engine
 from scaling.engines.build import build_engine
@@ -42,8 +43,8 @@ class Way:
     def decision(self, setting: Setting) -> Decision:
         """Return the plan of this way on the ranks that there are."""
         planned = plan(self.strategy, setting, num_ranks=dist.get_world_size())
-        offload = {"offload_optimizer": self.offload_optimizer, "offload_param": self.offload_param}
-        return replace(planned, plan=replace(planned.plan, **offload))
+        placed = replace(planned.plan, offload_optimizer=self.offload_optimizer, offload_param=self.offload_param)
+        return replace(planned, plan=placed)
 
 
 CPU = OffloadDevice.CPU
@@ -92,7 +93,8 @@ def train_piece(piece: Piece) -> None:
     setting = piece.setting
     samples = Samples(setting)
     engine = start_engine(piece)
-    checkpoints = Checkpoints(Path(piece.out), RunFacts(strategy=piece.way, seed=setting.seed, identity={}))
+    facts = RunFacts(strategy=piece.way, seed=setting.seed, identity={})
+    checkpoints = Checkpoints(Path(piece.out), facts, meeting=Meeting(timeout_s=300.0))
     first = checkpoints.load(engine, Path(piece.start)).step if piece.start else 0
     for step in range(first, piece.until):
         engine.set_learning_rate(

@@ -9,6 +9,7 @@ from typing import final
 
 from scaling.checkpoint.checkpoints import Checkpoints, RunFacts
 from scaling.checkpoint.manifest import TrainingState, read_manifest
+from scaling.checkpoint.meeting import Meeting
 from scaling.checkpoint.names import find_checkpoints
 from scaling.engines.base import Engine
 from scaling.run_folder import CHECKPOINTS_FOLDER, CONFIG_FILE
@@ -52,6 +53,7 @@ class Saving:
         self._config, self._order = config, data.order
         self.last_step: int | None = None
         """Of the last checkpoint that this run has saved or gone on from."""
+        self.meeting = Meeting(timeout_s=config.timeout_s)
         self._checkpoints = Checkpoints(
             config.out / CHECKPOINTS_FOLDER,
             RunFacts(
@@ -65,7 +67,7 @@ class Saving:
             ),
             keep_last=config.keep_last,
             keep_best=config.keep_best,
-            timeout_s=config.timeout_s,
+            meeting=self.meeting,
         )
 
     def start(self, engine: Engine) -> int:

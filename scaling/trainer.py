@@ -11,6 +11,7 @@ from scaling.engines.loss_scale import Outcome
 from scaling.errors import TrainingError
 from scaling.loop import evaluate, train_step
 from scaling.nonfinite import RandomState, Repeatable, StepFacts, settle
+from scaling.saving import Saving
 from scaling.schedule import learning_rate_at
 from scaling.train_config import TrainConfig
 from scaling.training_data import TrainingData
@@ -18,17 +19,26 @@ from scaling.watching.records import EvaluationRecord, Record, StepRecord
 from scaling.watching.run_watch import RunWatch
 
 
-def train(engine: Engine, data: TrainingData, config: TrainConfig, *, watch: RunWatch) -> Iterator[Record]:
-    """Yield a record after every optimizer step and every evaluation, the same on all ranks.
+def train(
+    engine: Engine, data: TrainingData, config: TrainConfig, *, watch: RunWatch, saving: Saving, first_step: int
+) -> Iterator[Record]:
+    """Yield a record after every optimizer step and every evaluation, the same on all ranks; save when that is due.
+
+    ``first_step``: how many are done already.
 
     Raises:
+        CheckpointError: a checkpoint could not be written.
         TrainingError: loss or gradient norm is not finite, or a global batch has nothing to learn from.
     """
-    for step in range(config.steps):
+    for step in range(first_step, config.steps):
         yield _step(engine, data, config, watch=watch, step=step)
-        is_last = step + 1 == config.steps
+        is_last, eval_loss = step + 1 == config.steps, None
         if config.eval_every and (is_last or (step + 1) % config.eval_every == 0):
-            yield _evaluation(engine, data, step=step + 1)
+            evaluation = _evaluation(engine, data, step=step + 1)
+            eval_loss = evaluation.eval_loss
+            yield evaluation
+        if saving.is_due(step + 1):  # after the records of the step are written, since a resumed run keeps those
+            saving.save(engine, step=step + 1, eval_loss=eval_loss)
 
 
 def _step(engine: Engine, data: TrainingData, config: TrainConfig, *, watch: RunWatch, step: int) -> StepRecord:

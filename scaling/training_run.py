@@ -31,9 +31,11 @@ from scaling.memory_watch import MemoryWatch
 from scaling.models import InitialWeights, build_config, build_model, choose_weights
 from scaling.ranks import together
 from scaling.run_folder import CONFIG_FILE, FINAL_FOLDER, METRICS_FILE, SUMMARY_FILE, check_run_folder, open_run_folder
+from scaling.saving import Saving, check_resume, continues, moves_aside
 from scaling.train_config import TrainConfig
 from scaling.trainer import train
 from scaling.training_data import TrainingData, open_training_data
+from scaling.watching.earlier import keep_until
 from scaling.watching.records import Record
 from scaling.watching.reporter import Reporter
 from scaling.watching.run_watch import RunWatch
@@ -72,7 +74,8 @@ def prepare(config: TrainConfig, launch: LaunchEnvironment, *, environ: Mapping[
     check_estimate(decision, model_spec(resolved))
     model_config = build_config(resolved)
     weights = choose_weights(resolved, init=config.init)
-    check_run_folder(config.out, plan=config.plan, overwrite=config.overwrite)
+    check_resume(config)
+    check_run_folder(config.out, plan=config.plan, overwrite=moves_aside(config), continues=continues(config))
     vocab_size = model_config.get_text_config().vocab_size
     data = open_training_data(config, decision, vocab_size=vocab_size, show_progress=launch.is_main)
     return Prepared(decision=decision, device=device, model_config=model_config, weights=weights, data=data)
@@ -113,7 +116,7 @@ def _run(
     engine = _start_engine(prepared, config, watch)
     together(partial(_open_folder, config, launch, folder_lock=folder_lock))
     start = time.perf_counter()
-    records = _train(engine, prepared.data, config, watch=watch, status=status)
+    records = _train(engine, prepared, config, watch=watch, status=status)
     train_time_s = time.perf_counter() - start
     memory.stop()
     final = config.out / FINAL_FOLDER
@@ -152,12 +155,14 @@ def _start_engine(prepared: Prepared, config: TrainConfig, watch: RunWatch) -> E
 
 
 def _train(
-    engine: Engine, data: TrainingData, config: TrainConfig, *, watch: RunWatch, status: RunStatus
+    engine: Engine, prepared: Prepared, config: TrainConfig, *, watch: RunWatch, status: RunStatus
 ) -> list[Record]:
-    records: list[Record] = []
+    saving = Saving(config, prepared.decision, prepared.data)
+    first_step = saving.start(engine)
+    records = saving.meeting.on_main(partial(keep_until, config.out / METRICS_FILE, first_step))
     reporter = together(partial(_open_reporter, config, is_main=engine.rank == 0))
     with reporter or nullcontext():
-        for record in train(engine, data, config, watch=watch):
+        for record in train(engine, prepared.data, config, watch=watch, saving=saving, first_step=first_step):
             records.append(record)
             _report(reporter, record, watch)
             status.reached = f"after step {record.step} of {config.steps}; no model was saved"
@@ -190,7 +195,10 @@ def _export(engine: Engine, data: TrainingData, *, folder: Path) -> None:
 
 def _open_folder(config: TrainConfig, launch: LaunchEnvironment, *, folder_lock: ExitStack) -> None:
     if launch.is_main:
-        folder_lock.enter_context(open_run_folder(config.out, plan=config.plan, overwrite=config.overwrite))
+        folder = open_run_folder(
+            config.out, plan=config.plan, overwrite=moves_aside(config), continues=continues(config)
+        )
+        folder_lock.enter_context(folder)
     _write_if_main(config.out / CONFIG_FILE, json.dumps(dataclasses.asdict(config), indent=2, default=str), launch)
 
 

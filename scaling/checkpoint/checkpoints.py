@@ -38,14 +38,12 @@ class Checkpoints:
     """Saves to and restores from one folder. Every rank must make one and call each method: all are collectives."""
 
     def __init__(
-        self, parent: Path, facts: RunFacts, *, keep_last: int = 2, keep_best: int = 0, timeout_s: float = 1800.0
+        self, parent: Path, facts: RunFacts, *, meeting: Meeting, keep_last: int = 2, keep_best: int = 0
     ) -> None:
-        """``keep_best``: those of the lowest evaluation loss are kept besides. ``timeout_s``: how long ranks wait
-        for one that does not come to save or restore.
-        """
+        """``keep_best``: those of the lowest evaluation loss are kept besides; 0 for ``keep_last`` keeps all."""
         self._parent, self._facts = parent, facts
         self._keep_last, self._keep_best = keep_last, keep_best
-        self._meeting = Meeting(timeout_s=timeout_s)
+        self._meeting = meeting
         self._saved: tuple[int, Path] | None = None
 
     def save(self, engine: Engine, state: TrainingState) -> Path:
