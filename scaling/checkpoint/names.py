@@ -7,8 +7,6 @@ import shutil
 import uuid
 from pathlib import Path
 
-from scaling.checkpoint.manifest import MANIFEST_FILE
-
 PARTIAL = ".partial"
 """Ends the name of a folder that is being written or removed; whatever is in it does not count."""
 REPLACED = ".replaced"
@@ -53,11 +51,6 @@ def remove_leftovers(parent: Path) -> None:
     """Remove what interrupted saves and removals have left; no save must be under way."""
     for path in parent.glob(f".step-*{PARTIAL}"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def is_complete(path: Path) -> bool:
-    """Return whether the folder has a manifest, which is written last."""
-    return (path / MANIFEST_FILE).is_file()
 
 
 def key_of(kind: str, name: str, start: int) -> str:

@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from scaling.cli import checkpoint
 from scaling.cli.calibrate import calibrate
 from scaling.cli.estimate import estimate
 from scaling.cli.measure import measure
@@ -25,6 +26,7 @@ app.command()(estimate)
 app.command()(measure)
 app.command()(parity)
 app.command()(calibrate)
+app.add_typer(checkpoint.app, name="checkpoint")
 
 
 def main() -> None:
