@@ -88,6 +88,20 @@ def moment_slices(
         yield whole_slice(kind, name, state, holder)
 
 
+def number_slice(kind: str, name: str, state: torch.Tensor) -> StateSlice:
+    """Return the slice of a state that is one number for the whole parameter, as counts of steps are.
+
+    Raises:
+        EngineError: it is more, and cannot be cut as the sharded parameter is.
+    """
+    if state.numel() != 1:
+        raise EngineError(
+            f"the optimizer's state {kind} of {name} has shape {tuple(state.shape)}, which is not the parameter's: it "
+            f"cannot be saved under a strategy that shards it; train under ddp, or with another optimizer"
+        )
+    return whole_slice(kind, name, state, Holder.ALL_RANKS)
+
+
 def tensor_states(optimizer: Any, parameter: torch.Tensor) -> Mapping[str, torch.Tensor]:
     """Return the states of ``parameter`` that are tensors, by the optimizer's names; none before the first step."""
     states = optimizer.state.get(parameter, {})

@@ -19,6 +19,7 @@ from scaling.engines.state import (
     create_moments,
     create_moments_of,
     flat,
+    number_slice,
     tensor_states,
     whole_slice,
 )
@@ -99,7 +100,7 @@ class _Place:
             if state.shape == partition.shape:
                 yield self.slice_of(kind, state)
             else:
-                yield whole_slice(kind, self._name, state, Holder.ALL_RANKS)
+                yield number_slice(kind, self._name, state)
 
     def slice_of(self, kind: str, partition: torch.Tensor) -> StateSlice:
         return StateSlice(
