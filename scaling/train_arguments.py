@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     types, texts = get_type_hints(TrainConfig), _field_texts()
     for field in fields(TrainConfig):
-        default = "required" if field.default is MISSING else f"default {field.default}"
+        default = "required" if field.default is MISSING else f"default {_shown(field.default)}"
         options: dict[str, Any] = {"help": f"{texts[field.name]} ({default})".replace("%", "%%")}
         options |= {"action": "store_true"} if types[field.name] is bool else {"metavar": _metavar(field.name, types)}
         parser.add_argument(f"--{field.name.replace('_', '-')}", **options)
@@ -68,6 +68,10 @@ def _parser() -> argparse.ArgumentParser:
     # The deepspeed launcher puts it first; the environment says the same.
     parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)
     return parser
+
+
+def _shown(default: object) -> str:
+    return "none" if default in (None, ()) else str(default)
 
 
 def _metavar(name: str, types: dict[str, Any]) -> str:

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 from scaling.errors import ConfigError
 from scaling.schedule import ScheduleName
+from scaling.watching.step_range import parse_step_range
 
 NOT_NEGATIVE = (
     "warmup_steps",
@@ -22,6 +23,7 @@ NOT_NEGATIVE = (
     "keep_last",
     "keep_best",
     "measure_steps",
+    "layer_stats_every",
 )
 MAX_SEED = 2**63 - 1
 """torch.manual_seed takes numbers below 2**64 (torch 2.13), and every rank adds its own to the seed."""
@@ -39,6 +41,14 @@ class TaskName(StrEnum):
     CONTRASTIVE = "contrastive"
     HF_LOSS = "hf-loss"
     """The loss that the model's own forward returns."""
+
+
+class LoggerName(StrEnum):
+    """A program that draws metrics while they come."""
+
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+    """Offline where no key of Weights & Biases is known here."""
 
 
 class Init(StrEnum):
@@ -116,6 +126,12 @@ class TrainConfig:
     """Move an earlier run in the out folder aside instead of refusing."""
     measure_steps: int = 3
     """On a CPU, optimizer steps whose memory is metered (metering slows them); CUDA counts always."""
+    loggers: tuple[LoggerName, ...] = ()
+    """Where metrics go besides metrics.jsonl: tensorboard, wandb, or both with a comma between them."""
+    layer_stats_every: int = 0
+    """Write the gradient's norm and largest element of every layer in every so many steps; 0 never."""
+    profile_steps: str | None = None
+    """Steps that torch's profiler follows, as FIRST:LAST, both included; one trace a rank in profile/."""
     timeout_s: int = 1800
     """Seconds a collective may take before a rank gives up on the others."""
 
@@ -191,7 +207,17 @@ def _size_problems(values: Mapping[str, Any]) -> list[str]:
         problems.append(f"seed={values['seed']} must be at most {MAX_SEED}")
     if not 0 < (share := values.get("eval_fraction", 0.5)) < 1:
         problems.append(f"eval_fraction={share} must lie between 0 and 1")
+    if values.get("profile_steps") is not None:
+        problems += _window_problems(values["profile_steps"], num_steps=values.get("steps", math.inf))
     return problems
+
+
+def _window_problems(text: str, *, num_steps: float) -> list[str]:
+    try:
+        window = parse_step_range(text)
+    except ValueError as error:
+        return [f"profile_steps={error}"]
+    return [f"profile_steps={text} ends after steps={num_steps}; lower it"] if window.last > num_steps else []
 
 
 def _validate(given: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
@@ -212,6 +238,8 @@ def _validate(given: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
         if isinstance(value, bool) and types[field.name] is not bool:
             problems.append(f"{field.name}={value!r} must not be true or false")
             continue
+        if isinstance(value, str) and get_origin(types[field.name]) is tuple:
+            value = [part.strip() for part in value.split(",")]
         try:
             values[field.name] = TypeAdapter(types[field.name]).validate_python(value)
         except ValidationError as error:

@@ -32,6 +32,7 @@ def train(
     """
     for step in range(first_step, config.steps):
         yield _step(engine, data, config, watch=watch, step=step)
+        yield from watch.layers()
         is_last, eval_loss = step + 1 == config.steps, None
         if config.eval_every and (is_last or (step + 1) % config.eval_every == 0):
             evaluation = _evaluation(engine, data, step=step + 1)
@@ -42,7 +43,7 @@ def train(
 
 
 def _step(engine: Engine, data: TrainingData, config: TrainConfig, *, watch: RunWatch, step: int) -> StepRecord:
-    watch.clock.begin()
+    watch.begin_step(step + 1)
     learning_rate = learning_rate_at(
         engine.update_state.num_updates,  # not the step: one that is skipped does not advance the schedule
         peak=config.learning_rate,
@@ -57,7 +58,8 @@ def _step(engine: Engine, data: TrainingData, config: TrainConfig, *, watch: Run
     repeatable = Repeatable(micro_batches=micro_batches, random_state=RandomState.now(engine.device))
     result = train_step(engine, micro_batches, observer=watch)
     numbers = result.read()  # waits for the device, so the time is right
-    sight = watch.see(numbers.told)
+    sight = watch.see(numbers, num_tokens=data.order.global_batch_size * data.train.seq_len)
+    watch.end_step()
     if not numbers.num_loss_units:
         raise TrainingError(f"step {step + 1}: nothing in the global batch has a label; check the data")
     facts = StepFacts(
@@ -74,13 +76,22 @@ def _step(engine: Engine, data: TrainingData, config: TrainConfig, *, watch: Run
         step=step + 1,
         loss=numbers.mean_loss,
         grad_norm=numbers.grad_norm,
+        grad_norm_clipped=sight.grad_norm_clipped,
         lr=learning_rate,
         skipped=result.outcome is not Outcome.APPLIED,
         loss_scale=scale if scale != 1.0 else None,
-        tokens_per_s=data.order.global_batch_size * data.train.seq_len / times.total_s,
+        tokens_per_s=sight.tokens_per_s,
+        mfu=sight.mfu,
         step_time_s=times.total_s,
+        data_time_s=times.data_s,
+        forward_time_s=times.forward_s,
+        backward_time_s=times.backward_s,
+        optimizer_time_s=times.optimizer_s,
+        other_time_s=times.other_s,
+        slowest_data_time_s=sight.slowest_data_s,
         epoch=data.order.epoch(step + 1),
         peak_allocated_bytes=sight.peak_allocated_bytes,
+        peak_reserved_bytes=sight.peak_reserved_bytes,
     )
 
 

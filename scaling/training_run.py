@@ -30,16 +30,27 @@ from scaling.launch_env import LaunchEnvironment, join_process_group, leave_proc
 from scaling.memory_watch import MemoryWatch
 from scaling.models import InitialWeights, build_config, build_model, choose_weights
 from scaling.ranks import together
-from scaling.run_folder import CONFIG_FILE, FINAL_FOLDER, METRICS_FILE, SUMMARY_FILE, check_run_folder, open_run_folder
+from scaling.run_folder import (
+    CONFIG_FILE,
+    FINAL_FOLDER,
+    METRICS_FILE,
+    PROFILE_FOLDER,
+    SUMMARY_FILE,
+    check_run_folder,
+    open_run_folder,
+)
 from scaling.saving import Saving, check_resume, continues, moves_aside
 from scaling.train_config import TrainConfig
 from scaling.trainer import train
 from scaling.training_data import TrainingData, open_training_data
 from scaling.watching.earlier import keep_until
+from scaling.watching.profiler import ProfilerWindow
 from scaling.watching.records import Record
 from scaling.watching.reporter import Reporter
 from scaling.watching.run_watch import RunWatch
+from scaling.watching.step_range import parse_step_range
 from scaling.watching.summary import Summary, summarise
+from scaling.watching.utilisation import Utilisation, utilisation_of
 from strategies.decision import Decision
 from strategies.errors import ScalingError
 from strategies.estimate import Phase
@@ -59,6 +70,7 @@ class Prepared:
     model_config: Any
     weights: InitialWeights
     data: TrainingData
+    utilisation: Utilisation | None
 
 
 def prepare(config: TrainConfig, launch: LaunchEnvironment, *, environ: Mapping[str, str]) -> Prepared:
@@ -71,14 +83,22 @@ def prepare(config: TrainConfig, launch: LaunchEnvironment, *, environ: Mapping[
     check_plan(decision, plan_path=config.plan, launch=launch, environ=environ)
     device = choose_device(decision, launch)
     resolved = resolve_model(decision.model)
-    check_estimate(decision, model_spec(resolved))
+    spec = model_spec(resolved)
+    check_estimate(decision, spec)
     model_config = build_config(resolved)
     weights = choose_weights(resolved, init=config.init)
     check_resume(config)
     check_run_folder(config.out, plan=config.plan, overwrite=moves_aside(config), continues=continues(config))
     vocab_size = model_config.get_text_config().vocab_size
     data = open_training_data(config, decision, vocab_size=vocab_size, show_progress=launch.is_main)
-    return Prepared(decision=decision, device=device, model_config=model_config, weights=weights, data=data)
+    return Prepared(
+        decision=decision,
+        device=device,
+        model_config=model_config,
+        weights=weights,
+        data=data,
+        utilisation=utilisation_of(decision, spec),
+    )
 
 
 def run(prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment, *, status: RunStatus) -> Summary:
@@ -111,8 +131,13 @@ def _run(
         num_steps=min(config.measure_steps, config.steps),
         vocab_size=prepared.model_config.get_text_config().vocab_size,
     )
-    watch = RunWatch(memory, device=prepared.device)
-    folder_lock.callback(memory.stop)  # also where the run fails: what follows in this process is not to be metered
+    watch = RunWatch(
+        memory,
+        device=prepared.device,
+        max_norm=prepared.decision.job.gradient_clipping,
+        utilisation=prepared.utilisation,
+    )
+    folder_lock.callback(watch.close)  # also where the run fails: what follows in this process is not to be metered
     engine = _start_engine(prepared, config, watch)
     together(partial(_open_folder, config, launch, folder_lock=folder_lock))
     start = time.perf_counter()
@@ -150,8 +175,16 @@ def _start_engine(prepared: Prepared, config: TrainConfig, watch: RunWatch) -> E
             meter=watch.clock,
         )
     meter.attach(engine.owners)
+    watch.look_at_layers(engine, every=config.layer_stats_every)
+    watch.profile(_profiler(config, rank=engine.rank))
     torch.manual_seed(config.seed + 1 + engine.rank)  # dropout: another one on every rank
     return engine
+
+
+def _profiler(config: TrainConfig, *, rank: int) -> ProfilerWindow | None:
+    if config.profile_steps is None:
+        return None
+    return ProfilerWindow(parse_step_range(config.profile_steps), folder=config.out / PROFILE_FOLDER, rank=rank)
 
 
 def _train(

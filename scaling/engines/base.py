@@ -97,6 +97,13 @@ class Engine(ABC):
         self._scaler.state = state
 
     @abstractmethod
+    def gradient_shares(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (parameter, part of its complete gradient): over all ranks every element once, times the loss scale.
+
+        Between the last `backward` of a window and the optimizer step. No collective; a rank may have no part of one.
+        """
+
+    @abstractmethod
     def nonfinite_gradients(self) -> list[str]:
         """Return the parameters whose complete gradient has an infinite element or one that is no number.
 

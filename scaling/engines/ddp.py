@@ -86,6 +86,11 @@ class DdpEngine(Engine):
             if master.grad is not None:
                 yield Owned(Cause.STEP_TEMPORARIES, master.grad)
 
+    def gradient_shares(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self.model.named_parameters():
+            if parameter.grad is not None:
+                yield name, parameter.grad.flatten().tensor_split(self.data_parallel_size)[self.rank]
+
     def nonfinite_gradients(self) -> list[str]:
         return [
             name

@@ -23,6 +23,7 @@ from scaling.engines.autocast import autocast_forward
 from scaling.engines.base import Engine
 from scaling.engines.optimizer import OptimizerSettings, make_optimizer, split_by_decay
 from scaling.engines.state import StateSlice, buffer_slices
+from scaling.engines.zero_gradients import gradient_in_partition, partitioned_gradient
 from scaling.engines.zero_restart import abandon_reductions, drop_gradients
 from scaling.engines.zero_state import (
     create_partitioned_moments,
@@ -103,6 +104,12 @@ class DeepSpeedEngine(Engine):
     def owners(self) -> Iterable[Owned]:
         return deepspeed_owners(self._engine)
 
+    def gradient_shares(self) -> Iterator[tuple[str, torch.Tensor]]:
+        share = partitioned_gradient if self._shards_parameters else gradient_in_partition
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad and (part := share(parameter, rank=self.rank)) is not None:
+                yield name, part
+
     def nonfinite_gradients(self) -> list[str]:
         from deepspeed.utils import safe_get_full_grad
 
@@ -164,6 +171,9 @@ def import_deepspeed(device: torch.device) -> Any:
     # on a lock that a killed process leaves behind, and repeat when another ninja touches the cache. Without them the
     # same calls go to gloo (deepspeed 0.19.8, comm/torch.py, build_shm_op).
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if device.type == "cpu":
+        # It wants arithmetic units for fp16; torch 2.13 computes in it on every CPU, slowly without them.
+        deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
     # Its calls of collectives that torch 2.13 renamed; nobody here can change them.
     warnings.filterwarnings("ignore", message="`torch.distributed.*` is deprecated", category=FutureWarning)
     for handler in logging.getLogger("DeepSpeed").handlers:

@@ -30,8 +30,8 @@ from scaling.engines.state import (
     buffer_slices,
     create_moments,
     flat,
+    number_slice,
     tensor_states,
-    whole_slice,
 )
 from scaling.meter import PhaseMeter
 from scaling.ownership import Owned, fsdp2_owners, fsdp_parameters
@@ -99,6 +99,11 @@ class Fsdp2Engine(Engine):
     def owners(self) -> Iterable[Owned]:
         return fsdp2_owners(self.model, self._optimizer)
 
+    def gradient_shares(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self.model.named_parameters():
+            if parameter.grad is not None:
+                yield name, cast(DTensor, parameter.grad).to_local()
+
     def nonfinite_gradients(self) -> list[str]:
         named = [(name, each.grad) for name, each in self.model.named_parameters() if each.requires_grad]
         counts = [0 if each is None else (~cast(DTensor, each).to_local().isfinite()).sum() for _, each in named]
@@ -131,7 +136,7 @@ class Fsdp2Engine(Engine):
     def _shard_slice(self, kind: str, name: str, state: torch.Tensor) -> StateSlice:
         """Return this rank's rows; a number that counts for all of them is the same on every rank."""
         if not isinstance(state, DTensor):
-            return whole_slice(kind, name, state, Holder.ALL_RANKS)
+            return number_slice(kind, name, state)
         shard, shape = state.to_local(), tuple(state.shape)
         first_row = min(self.rank * -(-shape[0] // self.data_parallel_size), shape[0])
         start = first_row * (state.numel() // max(shape[0], 1))

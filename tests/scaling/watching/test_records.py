@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -25,12 +25,21 @@ def step(number: int, *, seconds: float, peak: int | None = 60 * MIB) -> StepRec
     return StepRecord(
         step=number,
         loss=5.0 - number,
-        grad_norm=1.0,
+        grad_norm=2.0,
+        grad_norm_clipped=1.0,
         lr=1e-3,
         tokens_per_s=100 / seconds,
+        mfu=0.4,
         step_time_s=seconds,
+        data_time_s=0.0,
+        forward_time_s=0.3 * seconds,
+        backward_time_s=0.6 * seconds,
+        optimizer_time_s=0.1 * seconds,
+        other_time_s=0.0,
+        slowest_data_time_s=0.0,
         epoch=0.1,
         peak_allocated_bytes=peak,
+        peak_reserved_bytes=None,
     )
 
 
@@ -82,16 +91,7 @@ def test_metrics_file_has_one_json_object_a_line(tmp_path: Path) -> None:
         assert len(path.read_text().splitlines()) == 1
         reporter.add(evaluation(1))
     first, second = (json.loads(line) for line in path.read_text().splitlines())
-    assert set(first) == {
-        "step",
-        "loss",
-        "grad_norm",
-        "lr",
-        "tokens_per_s",
-        "step_time_s",
-        "epoch",
-        "peak_allocated_bytes",
-    }
+    assert first.keys() == {field.name for field in fields(StepRecord)}
     assert second == {"step": 1, "eval_loss": 2.5, "eval_tokens": 64, "eval_time_s": 0.5}
 
 
