@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.parity import largest_relative_difference
-from benchmarks.parity_worker import Setting, reference
-from benchmarks.plain_loop import Trajectory
+from benchmarks.parity_models import MODELS, Demo, training
+from scaling.parity.certificate import largest_relative_difference
 from strategies.decision import Decision
 from strategies.emit.files import PLAN_FILE, write_plan
 from strategies.job import Precision
 from strategies.serialize import read_json
-from tests.scaling.decisions import TINY_LLAMA, plan_tiny
-from tests.scaling.engines.variations import FSDP2, VARIATIONS, trajectories
+from tests.scaling.decisions import plan_tiny
+from tests.scaling.engines.variations import FSDP2, VARIATIONS, Outcomes, outcomes
 from tests.scaling.launching import BIN, succeed
-from tests.scaling.test_parity import TIED_GPT2
 
 pytestmark = [pytest.mark.distributed, pytest.mark.deepspeed, pytest.mark.slow]
 
@@ -30,39 +24,28 @@ EXACT = [name for name in VARIATIONS if "bf16" not in name and name not in SGD]
 SIXTEEN_BITS = [name for name in VARIATIONS if "bf16" in name]
 
 
-@dataclass(frozen=True)
-class Runs:
-    """What every variation went through, and plain PyTorch in fp32."""
-
-    plain: Trajectory
-    found: dict[str, Trajectory]
-
-
-@pytest.fixture(scope="module", params=[TINY_LLAMA, TIED_GPT2], ids=["llama", "gpt2-tied"])
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    config: dict[str, Any] = request.param
-    model = tmp_path_factory.mktemp("variations") / "config.json"
-    model.write_text(json.dumps(config))
-    setting = Setting(model=str(model), seq_len=64, global_batch_size=8, micro_batch_size=2, num_steps=8)
-    return Runs(plain=reference(setting), found=trajectories(setting, [*EXACT, *SIXTEEN_BITS]))
+@pytest.fixture(scope="module", params=MODELS[:2], ids=["llama", "gpt2-tied"])
+def runs(request: pytest.FixtureRequest) -> Outcomes:
+    demo: Demo = request.param
+    return outcomes(demo, [*EXACT, *SIXTEEN_BITS], config=training(steps=8, learning_rate=3e-3))
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_fp32_reproduces_plain_pytorch(runs: Runs, name: str) -> None:
+def test_fp32_reproduces_plain_pytorch(runs: Outcomes, name: str) -> None:
     found = runs.found[name]
     assert largest_relative_difference(found.losses, runs.plain.losses) < 1e-6
     assert largest_relative_difference(found.norms, runs.plain.norms) < 1e-6
     # AdamW amplifies the order of summation where a gradient is near zero.
-    assert float((found.parameters - runs.plain.parameters).abs().max()) < 2e-4
+    assert found.parameter_difference < 2e-4
 
 
 @pytest.mark.parametrize("name", SIXTEEN_BITS)
-def test_16_bits_follow_fp32(runs: Runs, name: str) -> None:
+def test_16_bits_follow_fp32(runs: Outcomes, name: str) -> None:
     # bf16 has 8 bits of precision: 2**-8 = 0.4 % a rounding; the loss is a mean over hundreds of tokens.
     assert largest_relative_difference(runs.found[name].losses, runs.plain.losses) < 0.01
 
 
-def test_autocast_means_the_same_without_and_with_shards(runs: Runs) -> None:
+def test_autocast_means_the_same_without_and_with_shards(runs: Outcomes) -> None:
     # fp32 weights and fp32 reductions everywhere, so only the order of sums differs.
     ddp = runs.found["ddp-bf16-autocast"]
     for name in ("zero1", "zero2", "zero3"):
@@ -71,28 +54,23 @@ def test_autocast_means_the_same_without_and_with_shards(runs: Runs) -> None:
         assert largest_relative_difference(found.norms[:1], ddp.norms[:1]) < 1e-5, name
 
 
-def test_training_went_somewhere(runs: Runs) -> None:
+def test_training_went_somewhere(runs: Outcomes) -> None:
     # Equal losses of a model that does not move would prove nothing.
     assert all(found.losses[-1] < 0.95 * found.losses[0] for found in runs.found.values())
 
 
-def test_every_variation_starts_from_the_same_weights(runs: Runs) -> None:
+def test_every_variation_starts_from_the_same_weights(runs: Outcomes) -> None:
     firsts = torch.tensor([found.losses[0] for found in runs.found.values()])
     assert float((firsts - runs.plain.losses[0]).abs().max()) < 0.01 * runs.plain.losses[0]
 
 
-def test_gradient_descent_ends_at_the_weights_of_plain_pytorch(tmp_path: Path) -> None:
-    model = tmp_path / "config.json"
-    model.write_text(json.dumps(TIED_GPT2))
-    setting = Setting(
-        model=str(model), seq_len=64, global_batch_size=8, micro_batch_size=2, num_steps=8, learning_rate=0.1
-    )
-    plain = reference(setting, rule=partial(torch.optim.SGD, momentum=0.9))
-    assert plain.losses[-1] < 0.95 * plain.losses[0]
-    for name, found in trajectories(setting, SGD).items():
-        assert largest_relative_difference(found.losses, plain.losses) < 1e-6, name
-        assert largest_relative_difference(found.norms, plain.norms) < 1e-6, name
-        assert float((found.parameters - plain.parameters).abs().max()) < 1e-6, name
+def test_gradient_descent_ends_at_the_weights_of_plain_pytorch() -> None:
+    runs = outcomes(MODELS[1], SGD, config=training(steps=8, learning_rate=0.1))
+    assert runs.plain.losses[-1] < 0.95 * runs.plain.losses[0]
+    for name, found in runs.found.items():
+        assert largest_relative_difference(found.losses, runs.plain.losses) < 1e-6, name
+        assert largest_relative_difference(found.norms, runs.plain.norms) < 1e-6, name
+        assert found.parameter_difference < 1e-6, name
 
 
 def test_an_fsdp2_run_is_exported_as_it_was_trained(tmp_path: Path) -> None:

@@ -1,28 +1,21 @@
-"""Ways to train that the planner does not search, each on real ranks beside plain PyTorch. Rank 0 stores trajectories.
-
-python -m tests.scaling.engines.variations SETTING.json NAMES OUT.pt (under torchrun for several ranks)
-"""
+"""Ways to train that the planner does not search, each on real ranks beside plain PyTorch."""
 
 from __future__ import annotations
 
-import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-
-from benchmarks.parity_worker import Samples, Setting, plan, train
-from benchmarks.plain_loop import Trajectory
-from scaling.launch_env import end_process_group, join_process_group, read_launch_environment
+from benchmarks.parity_models import Demo, planner
+from scaling.parity.certify import run_all, run_plainly, save_reference
+from scaling.parity.plain import Trajectory
+from scaling.parity.ranks import Outcome, Run
+from scaling.train_config import TrainConfig
 from strategies.decision import Decision
-from strategies.job import LossImplementation, OptimizerName, Precision
+from strategies.job import Job, LossImplementation, OptimizerName, Precision
 from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
-from strategies.serialize import read_json, to_json
-from tests.scaling.launching import TORCHRUN, succeed
+from strategies.search import FixedParts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,35 +115,30 @@ VARIATIONS = {
 }
 
 
-def trajectories(setting: Setting, names: Sequence[str], *, num_ranks: int = 2) -> dict[str, Trajectory]:
-    """Return the trajectory of every named variation."""
-    with tempfile.TemporaryDirectory() as folder:
-        setting_path, out = Path(folder) / "setting.json", Path(folder) / "out.pt"
-        setting_path.write_text(to_json(setting))
-        head = [*TORCHRUN, str(num_ranks)]
-        succeed([*head, "-m", "tests.scaling.engines.variations", setting_path, ",".join(names), out])
-        stored = torch.load(out)
-    return {
-        name: Trajectory(losses=losses, norms=norms, parameters=parameters)
-        for name, (losses, norms, parameters) in stored.items()
+@dataclass(frozen=True, kw_only=True)
+class Outcomes:
+    """What every variation came to, and what plain PyTorch went through in fp32."""
+
+    plain: Trajectory
+    found: dict[str, Outcome]
+
+
+def outcomes(demo: Demo, names: Sequence[str], *, config: TrainConfig, num_ranks: int = 2) -> Outcomes:
+    """Return what every named variation came to; one launch."""
+    job = Job(seq_len=64, global_batch_size=8, precision=Precision.FP32)
+    plan = planner(demo, job, num_ranks=num_ranks)
+    decisions = {
+        name: VARIATIONS[name].of(plan(FixedParts(strategy=VARIATIONS[name].planned_as, micro_batch_size=2)))
+        for name in names
     }
-
-
-def main(setting_path: Path, names: str, out: Path) -> None:
-    setting = read_json(Setting, setting_path)
-    launch = read_launch_environment(os.environ)
-    join_process_group(launch, device=torch.device("cpu"), timeout_s=120)
-    samples = Samples(setting)
-    found = {}
-    for name in names.split(","):
-        variation = VARIATIONS[name]
-        searched = plan(variation.planned_as, setting, num_ranks=dist.get_world_size())
-        one = train(variation.of(searched), setting, samples)
-        found[name] = (one.losses, one.norms, one.parameters)
-    if launch.is_main:
-        torch.save(found, out)
-    end_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    plain = run_plainly(demo, decisions[names[0]], config=config)
+    with tempfile.TemporaryDirectory() as folder:
+        reference = save_reference(plain, Path(folder))
+        found, failed = run_all(
+            [
+                Run(key=name, problem=demo, decision=decision, config=config, reference=reference)
+                for name, decision in decisions.items()
+            ]
+        )
+    assert failed == {}
+    return Outcomes(plain=plain, found=found)
