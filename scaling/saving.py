@@ -7,10 +7,11 @@ import json
 from pathlib import Path
 from typing import final
 
-from scaling.checkpoint.checkpoints import Checkpoints, RunFacts
+from scaling.checkpoint.checkpoints import Checkpoints
 from scaling.checkpoint.manifest import TrainingState, read_manifest
 from scaling.checkpoint.meeting import Meeting
 from scaling.checkpoint.names import find_checkpoints
+from scaling.checkpoint.snapshot import RunFacts
 from scaling.engines.base import Engine
 from scaling.run_folder import CHECKPOINTS_FOLDER, CONFIG_FILE
 from scaling.train_config import TrainConfig
@@ -91,18 +92,27 @@ class Saving:
         every = self._config.save_every
         return bool(every) and (step % every == 0 or step == self._config.steps)
 
-    def save(self, engine: Engine, *, step: int, eval_loss: float | None = None) -> Path:
-        """Save a checkpoint after so many optimizer steps and return its folder; once a step is enough.
+    def save(self, engine: Engine, *, step: int, eval_loss: float | None = None, wait: bool = True) -> None:
+        """Save a checkpoint after so many optimizer steps; once a step is enough.
+
+        ``wait``: until it is complete; else, with ``save_async``, only until the state is copied.
 
         Raises:
-            CheckpointError: it could not be written, on any rank; earlier ones are untouched.
+            CheckpointError: it, or the one before it, could not be written, on any rank; earlier ones are untouched.
         """
         state = TrainingState(
             step=step, num_samples_seen=step * self._order.global_batch_size, eval_loss=eval_loss, schedule={}
         )
-        folder = self._checkpoints.save(engine, state)
+        self._checkpoints.save(engine, state, in_background=self._config.save_async and not wait)
         self.last_step = step
-        return folder
+
+    def finish(self) -> Path | None:
+        """Wait until the last checkpoint is complete, and return its folder; None where the run has not saved.
+
+        Raises:
+            CheckpointError: it could not be written, on any rank; earlier ones are untouched.
+        """
+        return self._checkpoints.finish()
 
 
 def _identity(config: TrainConfig, decision: Decision, data: TrainingData) -> dict[str, str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from scaling.checkpoint.errors import CheckpointError
@@ -14,24 +13,12 @@ from scaling.checkpoint.names import find_checkpoints, remove_leftovers
 from scaling.checkpoint.reader import CheckpointReader
 from scaling.checkpoint.restore import require_identity, restore, restore_random
 from scaling.checkpoint.retention import prune
-from scaling.checkpoint.save import save
+from scaling.checkpoint.save import open_partial, write
+from scaling.checkpoint.snapshot import RunFacts, Snapshot, has_room_for_copies, take_snapshot
 from scaling.checkpoint.verify import verify
 from scaling.engines.base import Engine
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
-    """What a checkpoint says about the run it is of."""
-
-    strategy: str
-    seed: int
-    """Of the run; ranks that start their random numbers anew make theirs of it."""
-    identity: Mapping[str, str]
-    """What must be the same for the run that goes on: data, order, optimizer."""
-    documents: Mapping[str, str] = field(default_factory=dict)
-    """File name to text: the plan and the configuration, kept beside the tensors to be read by people."""
 
 
 class Checkpoints:
@@ -45,27 +32,42 @@ class Checkpoints:
         self._keep_last, self._keep_best = keep_last, keep_best
         self._meeting = meeting
         self._saved: tuple[int, Path] | None = None
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writing: Future[Path] | None = None
+        self._said_no_room = False
 
-    def save(self, engine: Engine, state: TrainingState) -> Path:
+    def save(self, engine: Engine, state: TrainingState, *, in_background: bool = False) -> Path | None:
         """Return the folder of a complete checkpoint; a second call for one step returns the first one's.
 
+        ``in_background``: return None as soon as the state is copied to the host, where every node has room for that,
+        and write while training goes on. One is written at a time: the next call waits for it, as `finish` does.
+
         Raises:
-            CheckpointError: on every rank; earlier checkpoints are untouched, and the engine can train on.
+            CheckpointError: this one, or the one in the background, could not be written; on every rank. Earlier
+                checkpoints are untouched, and the engine can train on.
         """
+        self.finish()
         if self._saved is not None and self._saved[0] == state.step:
             return self._saved[1]
-        folder = save(
-            engine,
-            state,
-            parent=self._parent,
-            meeting=self._meeting,
-            strategy=self._facts.strategy,
-            identity=self._facts.identity,
-            documents=self._facts.documents,
-        )
-        self._saved = state.step, folder
-        self._meeting.on_main(lambda: prune(self._parent, keep_last=self._keep_last, keep_best=self._keep_best))
-        return folder
+        self._meeting.arrive("save a checkpoint")
+        snapshot = take_snapshot(engine, state, self._facts)
+        partial = open_partial(snapshot, self._parent, self._meeting)
+        if in_background and self._has_room(snapshot):
+            copied = snapshot.copied()
+            self._writing = self._writer.submit(lambda: self._write(copied, partial))
+            return None
+        return self._write(snapshot, partial)
+
+    def finish(self) -> Path | None:
+        """Wait for a save in the background; return the last checkpoint's folder, None where there is none yet.
+
+        Raises:
+            CheckpointError: it could not be written; on every rank.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+        return self._saved[1] if self._saved else None
 
     def load_latest(self, engine: Engine) -> TrainingState | None:
         """Put the latest whole checkpoint into the engine; None, with the engine as it was, where there is none.
@@ -95,6 +97,19 @@ class Checkpoints:
         self._meeting.arrive("load a checkpoint")
         self._verify(folder)
         return self._load(engine, folder)
+
+    def _write(self, snapshot: Snapshot, partial: Path) -> Path:
+        folder = write(snapshot, partial, self._meeting, self._facts.documents)
+        self._saved = snapshot.manifest.state.step, folder
+        self._meeting.on_main(lambda: prune(self._parent, keep_last=self._keep_last, keep_best=self._keep_best))
+        return folder
+
+    def _has_room(self, snapshot: Snapshot) -> bool:
+        has_room = has_room_for_copies(snapshot, self._meeting)
+        if not has_room and not self._said_no_room:
+            logger.warning("the host has no memory for a copy of the state: training waits for each checkpoint")
+            self._said_no_room = True
+        return has_room
 
     def _verify(self, folder: Path) -> None:
         """Let each rank read a part of the bytes; raise on all what one has found."""

@@ -11,23 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from scaling.checkpoint.errors import CheckpointError
-from scaling.checkpoint.manifest import (
-    FORMAT,
-    MANIFEST_FILE,
-    FileEntry,
-    Manifest,
-    TensorEntry,
-    TrainingState,
-    write_manifest,
-)
+from scaling.checkpoint.manifest import MANIFEST_FILE, FileEntry, Manifest, TrainingState, write_manifest
 from scaling.checkpoint.meeting import Meeting
-from scaling.checkpoint.names import PARTIAL, RANDOM, REPLACED, checkpoint_name, key_of
-from scaling.checkpoint.random_states import random_states
+from scaling.checkpoint.names import PARTIAL, REPLACED, checkpoint_name
+from scaling.checkpoint.snapshot import Snapshot
 from scaling.checkpoint.tensor_file import NamedTensor, write_tensors
 from scaling.disk import what_failed
-from scaling.engines.base import Engine
-from scaling.engines.state import Holder, StateSlice
-from scaling.watching.summary import versions
 from strategies.units import format_bytes
 
 MAX_FILE_BYTES = 4 * 2**30
@@ -36,70 +25,31 @@ SPARE = 1.02
 """Of the space that is asked for: headers, manifest and the file system's blocks."""
 
 
-def save(
-    engine: Engine,
-    state: TrainingState,
-    *,
-    parent: Path,
-    meeting: Meeting,
-    strategy: str,
-    identity: Mapping[str, str],
-    documents: Mapping[str, str],
-) -> Path:
-    """Write a checkpoint into ``parent`` and return its folder; every rank must call this.
+def open_partial(snapshot: Snapshot, parent: Path, meeting: Meeting) -> Path:
+    """Return the new folder in ``parent`` into which all ranks write.
 
     Raises:
-        CheckpointError: a rank did not come, space is missing, or the operating system refuses; nothing is left behind
-            and every earlier checkpoint is as it was. Raised on every rank.
+        CheckpointError: space is missing, or the operating system refuses; on every rank.
     """
-    meeting.arrive("save a checkpoint")
-    slices = list(engine.state_slices())
-    mine = [*_own_share(slices, engine), *_own_random(engine)]
-    bytes_by_rank = meeting.gather(lambda: sum(each.num_bytes for each in mine))
-    partial = meeting.on_main(lambda: _open_partial(parent, state, num_bytes=sum(bytes_by_rank)))
+    num_bytes = sum(meeting.gather(lambda: snapshot.num_bytes))
+    return meeting.on_main(lambda: _open_partial(parent, snapshot.manifest.state, num_bytes=num_bytes))
+
+
+def write(snapshot: Snapshot, partial: Path, meeting: Meeting, documents: Mapping[str, str]) -> Path:
+    """Write every rank's share and return the folder of the complete checkpoint; every rank must call this.
+
+    Raises:
+        CheckpointError: the operating system refuses; nothing is left behind and every earlier checkpoint is as it was.
+            Raised on every rank.
+    """
     try:
-        files = meeting.gather(lambda: _write_files(mine, partial, rank=engine.rank))
-        manifest = Manifest(
-            format=FORMAT,
-            state=state,
-            updates=engine.update_state,
-            identity=dict(identity),
-            strategy=strategy,
-            world_size=engine.data_parallel_size,
-            tensors=tuple(_catalogue(slices, engine)),
-            files=tuple(entry for of_rank in files for entry in of_rank),
-            versions=versions(),
-        )
+        files = meeting.gather(lambda: _write_files(snapshot.tensors, partial, rank=snapshot.rank))
+        manifest = replace(snapshot.manifest, files=tuple(entry for of_rank in files for entry in of_rank))
         return meeting.on_main(lambda: _complete(partial, manifest, documents))
     except CheckpointError:
-        if engine.rank == 0:
+        if snapshot.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
         raise
-
-
-def _own_share(slices: Sequence[StateSlice], engine: Engine) -> Iterator[NamedTensor]:
-    """Yield what this rank writes; what all ranks hold they write in equal parts."""
-    for each in slices:
-        if each.holder is Holder.MAIN_RANK and engine.rank != 0:
-            continue
-        first, last = 0, each.tensor.numel()
-        if each.holder is Holder.ALL_RANKS:
-            first, last = (last * rank // engine.data_parallel_size for rank in (engine.rank, engine.rank + 1))
-        if first < last:
-            key = key_of(each.kind, each.name, each.start + first)
-            yield NamedTensor(key=key, tensor=each.tensor[first:last])
-
-
-def _own_random(engine: Engine) -> Iterator[NamedTensor]:
-    for name, tensor in random_states(engine.device).items():
-        yield NamedTensor(key=key_of(RANDOM, f"{name}.rank{engine.rank}", 0), tensor=tensor)
-
-
-def _catalogue(slices: Sequence[StateSlice], engine: Engine) -> Iterator[TensorEntry]:
-    """Yield every whole tensor: each rank has a slice of each, if an empty one. Random states come from their files."""
-    for each in slices:
-        dtype = str(each.tensor.dtype).removeprefix("torch.")
-        yield TensorEntry(kind=each.kind, name=each.name, shape=each.shape, dtype=dtype)
 
 
 def _open_partial(parent: Path, state: TrainingState, *, num_bytes: int) -> Path:
