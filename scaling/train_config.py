@@ -117,6 +117,8 @@ class TrainConfig:
     """Checkpoints that stay, the latest ones; 0 keeps all."""
     keep_best: int = 0
     """Checkpoints of the lowest evaluation loss that stay besides."""
+    save_async: bool = False
+    """Write checkpoints while training goes on, from a copy in host memory where that has room for it."""
     resume: str = "none"
     """Go on from a checkpoint: auto (the latest whole one in the out folder, or anew where there is none), none, or
     its path."""
