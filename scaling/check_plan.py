@@ -20,13 +20,24 @@ from strategies.estimate import Level
 from strategies.job import Attention, OptimizerName, Precision
 from strategies.memory.predict import predict
 from strategies.model_spec import ModelSpec, TaskKind
-from strategies.plan import OffloadDevice, StrategyName, accumulation_steps
+from strategies.offload import require_possible_offload
+from strategies.plan import OffloadDevice, Plan, StrategyName, accumulation_steps
 from strategies.serialize import numbers, short
 from strategies.units import format_bytes
 
 ACCELERATE_CONFIG = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
 ESTIMATE_TOLERANCE = 0.01
 """Of the peak: below what any edit of batch, sequence, strategy or checkpointing changes it by."""
+_RAM = (OffloadDevice.NONE, OffloadDevice.CPU)
+"""Where states can rest in training."""
+_TORCH = (OptimizerName.ADAMW, OptimizerName.SGD)
+_OPTIMIZERS = {
+    # Adafactor sums rows and columns, which DeepSpeed's flat partitions have lost.
+    StrategyName.DDP: tuple(OptimizerName),
+    **dict.fromkeys(STAGES, (*_TORCH, OptimizerName.LION)),
+    StrategyName.FSDP2: _TORCH,
+}
+FROM_BITSANDBYTES = (OptimizerName.ADAMW_8BIT, OptimizerName.LION)
 LARGEST = 2**63
 """Of a whole number in a plan: what its frameworks count in."""
 
@@ -134,11 +145,13 @@ def require_trainable(decision: Decision) -> None:
         EngineError: names the setting and what runs instead.
     """
     job, plan = decision.job, decision.plan
+    require_possible_offload(plan)
+    _refuse_nvme(plan)
     for name, value, runs in (
         ("precision", job.precision, _precisions(plan.strategy, decision.cluster.gpu)),
-        ("offload_optimizer", plan.offload_optimizer, _offload(plan.strategy in STAGES)),
-        ("offload_param", plan.offload_param, _offload(plan.strategy is StrategyName.ZERO3)),
-        ("optimizer", job.optimizer, (OptimizerName.ADAMW, OptimizerName.SGD)),
+        ("offload_optimizer", plan.offload_optimizer, _RAM),
+        ("offload_param", plan.offload_param, _RAM),
+        ("optimizer", job.optimizer, _OPTIMIZERS[plan.strategy]),
         ("fused_optimizer", job.fused_optimizer, _fused(decision)),
         ("attention", job.attention, (Attention.FLASH,)),
     ):
@@ -149,39 +162,51 @@ def require_trainable(decision: Decision) -> None:
             )
 
 
+def _refuse_nvme(plan: Plan) -> None:
+    for name, device in (("offload_optimizer", plan.offload_optimizer), ("offload_param", plan.offload_param)):
+        if device is OffloadDevice.NVME:
+            raise EngineError(
+                f"{name}=nvme can be planned but not trained: DeepSpeed needs Debian's libaio-dev to build its async_io "
+                f"operator, and with it 0.19.8 hangs in the first step on a CPU; plan again with {name}=cpu"
+            )
+
+
 def require_trainable_model(spec: ModelSpec) -> None:
-    """Refuse a model that can be planned but not trained here: `scaling.models.build_config` builds causal ones only.
+    """Refuse a model that can be planned but not trained here.
 
     Raises:
         EngineError: names what it is trained to do.
     """
-    if spec.task is not TaskKind.CAUSAL_LM:
+    if spec.task is TaskKind.SEQ2SEQ_LM:
         raise EngineError(
-            f"model {spec.name} is no causal language model (task={spec.task}): it can be planned without --out, "
-            f"and not be trained here"
+            f"model {spec.name} is made for task={spec.task}: it can be planned without --out, and not be trained here"
         )
 
 
 def _precisions(strategy: StrategyName, gpu: Gpu) -> tuple[Precision, ...]:
     """Return what the strategy's engine trains in on such a GPU."""
-    everywhere = (Precision.FP32, Precision.BF16, Precision.BF16_AUTOCAST)
-    # DeepSpeed keeps fp32 masters beside 16-bit weights.
-    by_engine = everywhere if strategy in STAGES else (*everywhere, Precision.BF16_PURE)
+    # DeepSpeed keeps a second copy of the weights at every precision, so pure bf16 would be pure in name only.
+    by_engine = [each for each in Precision if strategy not in STAGES or each is not Precision.BF16_PURE]
     return tuple(filter(gpu.computes_in, by_engine))
 
 
 def _fused(decision: Decision) -> tuple[bool, ...]:
-    """Return which kernels can be had: torch 2.13 does not know how the fused one of SGD runs on FSDP2's shards."""
+    """Return which kernels can be had.
+
+    torch 2.13 does not know how the fused one of SGD runs on FSDP2's shards; bitsandbytes has none but fused ones.
+    """
+    if decision.job.optimizer in FROM_BITSANDBYTES:
+        return (True,)
     is_unknown = decision.plan.strategy is StrategyName.FSDP2 and decision.job.optimizer is OptimizerName.SGD
     return (False,) if is_unknown else (True, False)
 
 
-def _offload(has_host_memory: bool) -> tuple[OffloadDevice, ...]:
-    """Return where an engine can keep a state. NVMe needs DeepSpeed's async_io operator, which nothing here tests."""
-    return (OffloadDevice.NONE, OffloadDevice.CPU) if has_host_memory else (OffloadDevice.NONE,)
-
-
 def require_installed(decision: Decision) -> None:
+    if decision.job.optimizer in FROM_BITSANDBYTES and importlib.util.find_spec("bitsandbytes") is None:
+        raise EngineError(
+            f"optimizer={decision.job.optimizer} needs bitsandbytes, which is not installed; "
+            f"pip install 'memory-scaling[optimizers]'"
+        )
     if decision.plan.strategy in STAGES and importlib.util.find_spec("deepspeed") is None:
         raise EngineError(
             f"strategy={decision.plan.strategy} needs DeepSpeed, which is not installed; "

@@ -101,22 +101,21 @@ def run_steps(decision: Decision, num_steps: int, picture: Path | None, meter: M
     """Build the plan's engine in this rank, train ``num_steps``, evaluate and gather once; return what must live on."""
     import torch
 
-    from scaling.batch import Batch, causal_batch
     from scaling.meter import StorageMeter
     from scaling.models import InitialWeights, build_config, build_model
     from scaling.plots import plot_timeline
-    from scaling.rehearsal import rehearse
+    from scaling.rehearsal import example, rehearse
 
-    resolved = resolve_model(decision.model)
-    model = build_model(build_config(resolved), InitialWeights(folder=None), decision=decision, seed=0)
-    shape = (decision.plan.micro_batch_size, decision.job.seq_len)
-
-    def make_batch() -> Batch:
-        ids = torch.randint(_vocab_size(decision), shape, generator=torch.Generator().manual_seed(0))
-        return causal_batch(ids)
-
-    device = torch.device("cpu")
-    engine = rehearse(model, make_batch, decision=decision, num_steps=num_steps, device=device, meter=meter)
+    config = build_config(resolve_model(decision.model))
+    model = build_model(config, InitialWeights(folder=None), decision=decision, seed=0)
+    engine = rehearse(
+        model,
+        partial(example, config, decision),
+        decision=decision,
+        num_steps=num_steps,
+        device=torch.device("cpu"),
+        meter=meter,
+    )
     if picture and engine.rank == 0 and isinstance(meter, StorageMeter):
         plot_timeline(meter.timeline(), title=_title(decision), path=picture)
     return engine
@@ -126,7 +125,8 @@ def _title(decision: Decision) -> str:
     return f"{decision.model}: {describe_plan(decision.plan)}, {decision.cluster.gpus} ranks"
 
 
-def _vocab_size(decision: Decision) -> int:
+def _vocab_size(decision: Decision) -> int | None:
     from scaling.models import build_config
+    from scaling.tasks.example import vocabulary
 
-    return int(build_config(resolve_model(decision.model)).get_text_config().vocab_size)
+    return vocabulary(build_config(resolve_model(decision.model)))

@@ -15,7 +15,9 @@ from scaling.meter import CudaMeter, Measurement, Meter, NoMeter, StorageMeter, 
 class MemoryWatch:
     """A meter that is stopped after ``num_steps``; on CUDA the allocator's own peak goes on counting."""
 
-    def __init__(self, *, device: torch.device, launch: LaunchEnvironment, num_steps: int, vocab_size: int) -> None:
+    def __init__(
+        self, *, device: torch.device, launch: LaunchEnvironment, num_steps: int, vocab_size: int | None
+    ) -> None:
         self._device = device
         self._num_steps = num_steps
         self._peak_bytes = self._peak_reserved_bytes = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +14,23 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from scaling.adapters import choose_trained
+from scaling.auto_classes import AUTO_CLASSES
 from scaling.errors import ModelError
 from scaling.fused_loss import compute_loss_fused
 from scaling.recompute import checkpoint_library_blocks
+from scaling.scalars import widen_scalars
 from scaling.train_config import Init
+from strategies.architectures import ARCHITECTURES
 from strategies.decision import Decision
 from strategies.job import LossImplementation, Precision
 from strategies.load_model import ResolvedModel
+from strategies.model_spec import TaskKind
 from strategies.plan import ActivationCheckpointing
 
+TRAINED = tuple(kind for kind in TaskKind if kind is not TaskKind.SEQ2SEQ_LM)
+"""What models may be made for."""
+_TRAINED = ", ".join(TRAINED)
+logger = logging.getLogger(__name__)
 DTYPES = {
     Precision.FP32: torch.float32,
     Precision.FP16: torch.float16,
@@ -71,24 +80,28 @@ def build_config(resolved: ResolvedModel) -> Any:
     """Return the transformers configuration object.
 
     Raises:
-        ModelError: transformers has no causal language model of this type, or training one would mean another loss.
+        ModelError: it is made for no task that is trained here, or training it would mean another loss.
     """
     model_type = str(resolved.config.get("model_type"))
-    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if model_type not in ARCHITECTURES and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ModelError(
             f"model {resolved.name} has model_type={model_type!r}, which transformers {transformers.__version__} does "
-            f"not build as a causal language model; only those can be trained"
+            f"not build as a causal language model, nor as any other that is trained here ({_TRAINED})"
         )
     try:
         config = transformers.AutoConfig.for_model(**_without_code(resolved.config))
     except (TypeError, ValueError, LookupError, AttributeError, StrictDataclassError) as error:
         reason = _one_line(error)
         raise ModelError(f"model {resolved.name}: transformers refuses its config: {reason}; correct it") from error
-    text_config = config.get_text_config()
-    if model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(text_config, "is_decoder", True):
+    text_config, kind = config.get_text_config(), kind_of(config)
+    if kind not in TRAINED:
+        raise ModelError(f"model {resolved.name} is made for task={kind}; only these are trained here: {_TRAINED}")
+    is_causal = kind is TaskKind.CAUSAL_LM
+    if is_causal and model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(text_config, "is_decoder", True):
         raise ModelError(
             f"model {resolved.name} ({model_type}) sees the tokens it is to predict (is_decoder=False), so it is no "
-            f"causal language model; set is_decoder=true in its config.json to train it as one"
+            f"causal language model; set is_decoder=true in its config.json to train it as one, or name a class for "
+            f"masked language modelling in its architectures"
         )
     if getattr(text_config, "output_router_logits", False):
         raise ModelError(
@@ -96,6 +109,15 @@ def build_config(resolved: ResolvedModel) -> Any:
             f"training would depend on how batches are cut; set output_router_logits=false in its config.json"
         )
     return config
+
+
+def kind_of(config: Any) -> TaskKind:
+    """Return what a model of this transformers configuration is made for, by the class that its config.json names."""
+    architecture = ARCHITECTURES.get(config.model_type)
+    if architecture is None:
+        return TaskKind.CAUSAL_LM
+    kinds = architecture.classes
+    return kinds.get((config.architectures or [""])[0], next(iter(kinds.values())))
 
 
 def build_model(config: Any, weights: InitialWeights, *, decision: Decision, seed: int) -> torch.nn.Module:
@@ -112,14 +134,16 @@ def build_model(config: Any, weights: InitialWeights, *, decision: Decision, see
         if weights.folder:
             model = _load(weights.folder, config, options)
         else:
-            model = transformers.AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
+            model = auto_class(config).from_config(config, **options)
     except (ModelError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a value that the model's code does not know: KeyError, AttributeError, anything
         raise ModelError(f"model {decision.model} cannot be built: {_one_line(error)}; correct its config") from error
     _check_num_params(model, decision)
+    widen_scalars(model)
     choose_trained(model, decision.job)
-    model.config.use_cache = False  # keys and values of earlier tokens serve generation only
+    if hasattr(model.config, "use_cache"):
+        model.config.use_cache = False  # keys and values of earlier tokens serve generation only
     if decision.plan.activation_checkpointing is not ActivationCheckpointing.NONE:
         _checkpoint_activations(model, decision)
     if decision.job.loss is LossImplementation.FUSED:
@@ -130,16 +154,28 @@ def build_model(config: Any, weights: InitialWeights, *, decision: Decision, see
 
 def _load(folder: Path, config: Any, options: dict[str, Any]) -> Any:
     """Return the model with the weights in ``folder``; a tensor that is missing there would start random, unsaid."""
-    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, config=config, output_loading_info=True, **options
-    )
-    model, report = loaded
-    if absent := sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"]):
+    model, report = auto_class(config).from_pretrained(folder, config=config, output_loading_info=True, **options)
+    new = {name for name in report["missing_keys"] if _is_new_head(name, model, config)}
+    if new:
+        logger.warning("the weights in %s lack %s, which start random: a new head", folder, ", ".join(sorted(new)))
+    if absent := sorted(report["missing_keys"] - new) + sorted(str(key) for key in report["mismatched_keys"]):
         raise ModelError(
             f"the weights in {folder} lack {', '.join(absent[:3])} ({len(absent)} tensors in all); "
             f"give a folder with the whole model, or init=random"
         )
     return model
+
+
+def auto_class(config: Any) -> Any:
+    """Return the class of transformers that builds and opens models of this configuration."""
+    return getattr(transformers, AUTO_CLASSES[kind_of(config)])
+
+
+def _is_new_head(name: str, model: Any, config: Any) -> bool:
+    """Whether a missing tensor is the head of a classifier, which is trained anew for the classes of the data."""
+    if kind_of(config) not in (TaskKind.SEQUENCE_CLASSIFICATION, TaskKind.IMAGE_CLASSIFICATION):
+        return False
+    return not name.startswith(f"{model.base_model_prefix}.") or ".pooler." in name
 
 
 def _check_num_params(model: torch.nn.Module, decision: Decision) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 from scaling.errors import ConfigError
+from scaling.lr_scales import lr_scale_problems
 from scaling.schedule import ScheduleName
 from scaling.watching.step_range import parse_step_range
 
@@ -24,6 +25,9 @@ NOT_NEGATIVE = (
     "keep_best",
     "measure_steps",
     "layer_stats_every",
+    "num_workers",
+    "decay_every",
+    "patience",
 )
 MAX_SEED = 2**63 - 1
 """torch.manual_seed takes numbers below 2**64 (torch 2.13), and every rank adds its own to the seed."""
@@ -41,6 +45,22 @@ class TaskName(StrEnum):
     CONTRASTIVE = "contrastive"
     HF_LOSS = "hf-loss"
     """The loss that the model's own forward returns."""
+
+
+class Packing(StrEnum):
+    """How documents become rows."""
+
+    PACKED = "packed"
+    PADDED = "padded"
+
+
+class DryRun(StrEnum):
+    """When a run is rehearsed before it begins."""
+
+    AUTO = "auto"
+    """On a GPU, whose memory ends with an error that a rehearsal meets at once."""
+    ALWAYS = "always"
+    NEVER = "never"
 
 
 class LoggerName(StrEnum):
@@ -82,12 +102,27 @@ class TrainConfig:
     """What the loss is: auto takes what the model is made for; hf-loss the loss that its forward returns."""
     label_smoothing: float = 0.0
     """Share of each label that is spread evenly over all classes while training."""
-    data: str = "builtin:python"
-    """Text, JSONL, CSV or Parquet file, folder, glob or dataset; builtin:python is the standard library's source."""
+    data: str = "auto"
+    """Text, JSONL, CSV or Parquet file, folder (of images too), glob or dataset; builtin:python is the standard
+    library's source, builtin:modules parts of it by package, builtin:shapes drawn pictures; auto takes the built-in
+    data of the task."""
     tokenizer: str = "bytes"
     """Tokenizer folder or hub id; bytes needs no download."""
     text_column: str | None = None
     """Column that holds the text, for JSONL, CSV, Parquet and datasets."""
+    label_column: str | None = None
+    """Column that holds the class: whole numbers from 0 on, or names."""
+    image_column: str | None = None
+    """Column that holds the picture."""
+    packing: Packing = Packing.PACKED
+    """Rows of a causal language model: packed (documents run on across rows of one length) or padded (one document a
+    row, padded to the longest of its micro batch)."""
+    mask_probability: float = 0.15
+    """Share of tokens that a masked language model is to predict."""
+    streaming: bool = False
+    """Read text as it is trained on, instead of tokenising all of it first; shuffled in a window of 1000 rows."""
+    num_workers: int = 0
+    """Processes on each rank that make batches ahead of time; 0 makes each when it is needed."""
     cache_dir: Path | None = None
     """Folder of token stores, made once for each text and tokenizer; None: ~/.cache/memory-scaling."""
     steps: int
@@ -96,6 +131,15 @@ class TrainConfig:
     """Highest learning rate, reached after the warm-up."""
     schedule: ScheduleName = ScheduleName.COSINE
     """How the learning rate falls after the warm-up."""
+    decay_factor: float = 0.1
+    """What the schedules step and plateau multiply the learning rate by."""
+    decay_every: int = 0
+    """Updates between two reductions of the schedule step."""
+    patience: int = 3
+    """Evaluations without a lower loss after which the schedule plateau reduces the learning rate."""
+    lr_scale: tuple[str, ...] = ()
+    """Parameters with a learning rate of their own, as PATTERN=FACTOR with * and ? in it and commas between: the first
+    pattern that fits a parameter's name counts."""
     warmup_steps: int = 0
     """Optimizer steps in which the learning rate rises linearly from zero."""
     weight_decay: float = 0.01
@@ -128,6 +172,9 @@ class TrainConfig:
     """Move an earlier run in the out folder aside instead of refusing."""
     measure_steps: int = 3
     """On a CPU, optimizer steps whose memory is metered (metering slows them); CUDA counts always."""
+    dry_run: DryRun = DryRun.AUTO
+    """Before training, two steps on the longest batch, an evaluation and the gathering of a save, then all set back:
+    auto (on a GPU), always or never."""
     loggers: tuple[LoggerName, ...] = ()
     """Where metrics go besides metrics.jsonl: tensorboard, wandb, or both with a comma between them."""
     layer_stats_every: int = 0
@@ -135,7 +182,7 @@ class TrainConfig:
     profile_steps: str | None = None
     """Steps that torch's profiler follows, as FIRST:LAST, both included; one trace a rank in profile/."""
     timeout_s: int = 1800
-    """Seconds a collective may take before a rank gives up on the others."""
+    """Seconds without progress after which a run is taken for hanging and ends, naming the rank and the line."""
 
     def __post_init__(self) -> None:
         if problems := _size_problems({field.name: getattr(self, field.name) for field in fields(self)}):
@@ -207,8 +254,16 @@ def _size_problems(values: Mapping[str, Any]) -> list[str]:
         problems.append(f"warmup_steps={values['warmup_steps']} is more than steps={values['steps']}; lower it")
     if values.get("seed", 0) > MAX_SEED:
         problems.append(f"seed={values['seed']} must be at most {MAX_SEED}")
-    if not 0 < (share := values.get("eval_fraction", 0.5)) < 1:
-        problems.append(f"eval_fraction={share} must lie between 0 and 1")
+    for name in ("eval_fraction", "mask_probability", "decay_factor"):
+        if name in values and not 0 < values[name] < 1:
+            problems.append(f"{name}={values[name]} must lie between 0 and 1")
+    if not 0 <= (share := values.get("label_smoothing", 0.0)) < 1:
+        problems.append(f"label_smoothing={share} must be at least 0 and below 1")
+    if values.get("schedule") is ScheduleName.STEP and not values.get("decay_every"):
+        problems.append("schedule=step needs decay_every: the updates between two reductions")
+    if values.get("schedule") is ScheduleName.PLATEAU and not values.get("eval_every"):
+        problems.append("schedule=plateau needs eval_every: it goes by the evaluation loss")
+    problems += lr_scale_problems(values.get("lr_scale", ()))
     if values.get("profile_steps") is not None:
         problems += _window_problems(values["profile_steps"], num_steps=values.get("steps", math.inf))
     return problems

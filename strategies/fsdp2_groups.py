@@ -131,5 +131,5 @@ def _trained(tensors: Sequence[ParameterTensor], data_parallel_size: int) -> Tra
 
 def shard_elements(tensor: ParameterTensor, data_parallel_size: int) -> int:
     """Return the elements of the first rank's shard, which is the largest."""
-    rows = tensor.shape[0]
+    rows = tensor.shape[0] if tensor.shape else 1  # a scalar is given a dimension for training
     return ceil_div(rows, data_parallel_size) * (tensor.num_params // rows)

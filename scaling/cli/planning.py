@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from scaling.levels import Question as Estimated
-from scaling.levels import estimator
+from scaling.levels import estimate_at, estimator
 from strategies.decision import Decision
 from strategies.errors import NoPlanFitsError, PlanError
-from strategies.estimate import Level
+from strategies.estimate import Estimate, Level
 from strategies.explain import describe_kind, suggestion_line
-from strategies.planner.sweep import Question
+from strategies.plan import Plan
+from strategies.planner.sweep import Question, has_forms
+from strategies.planner.without_forms import first_that_fits
 from strategies.search import variants
 from strategies.select import decide
 from strategies.units import format_bytes
@@ -168,6 +171,8 @@ def plan_or_suggest(question: Question, *, model: str, level: Level, wants_sugge
         NoPlanFitsError: nothing fits; says what would.
     """
     estimated = Estimated(model=model, spec=question.spec, cluster=question.cluster, job=question.job)
+    if level is not Level.INSTANT and not has_forms(question):
+        return first_that_fits(question, model=model, estimate=partial(_at, level, estimated))
     try:
         decision = decide(
             question.spec,
@@ -182,6 +187,10 @@ def plan_or_suggest(question: Question, *, model: str, level: Level, wants_sugge
     except NoPlanFitsError as error:
         raise NoPlanFitsError("\n".join((str(error), *_what_fits(question)))) from error
     return _with_suggestions(decision, question) if wants_suggestions else decision
+
+
+def _at(level: Level, question: Estimated, plan: Plan) -> Estimate:
+    return estimate_at(level, plan, question)
 
 
 def _with_suggestions(decision: Decision, question: Question) -> Decision:

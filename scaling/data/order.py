@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """The samples of one micro batch."""
+
+    ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    """Of each sample in the run, counted from its start: what is random about a sample (masks) depends on it alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOrder:
     """An endless run over the samples, each epoch in another order, cut into global batches.
 
@@ -65,23 +74,30 @@ class SampleOrder:
         """Return the sample ids of optimizer step ``step``, counted from 0, shape (global_batch_size,)."""
         return self.ids(step * self.global_batch_size, self.global_batch_size)
 
-    def rank_micro_batches(
-        self, step: int, *, rank: int, world_size: int, micro_batch_size: int
-    ) -> list[NDArray[np.int64]]:
-        """Return the ids of each micro batch of this rank in optimizer step ``step``.
+    def rank_draws(self, step: int, *, rank: int, world_size: int, micro_batch_size: int) -> list[Draw]:
+        """Return each micro batch of this rank in optimizer step ``step``.
 
         The global batch is cut into micro batches, dealt to the ranks in turn.
 
         Raises:
             DataError: the global batch is not a whole number of micro batches on every rank.
         """
-        samples_per_pass = world_size * micro_batch_size
-        if not 0 <= rank < world_size or micro_batch_size < 1 or self.global_batch_size % samples_per_pass:
-            raise DataError(
-                f"global_batch_size={self.global_batch_size} is not a multiple of micro_batch_size={micro_batch_size} "
-                f"* world_size={world_size} (rank={rank}); choose sizes that divide it"
-            )
-        return _deal(self.global_batch(step), rank=rank, world_size=world_size, micro_batch_size=micro_batch_size)
+        positions = rank_positions(
+            step,
+            global_batch_size=self.global_batch_size,
+            rank=rank,
+            world_size=world_size,
+            micro_batch_size=micro_batch_size,
+        )
+        first, ids = step * self.global_batch_size, self.global_batch(step)
+        return [Draw(ids=ids[each - first], positions=each) for each in positions]
+
+    def rank_micro_batches(
+        self, step: int, *, rank: int, world_size: int, micro_batch_size: int
+    ) -> list[NDArray[np.int64]]:
+        """Return the ids of `rank_draws`."""
+        draws = self.rank_draws(step, rank=rank, world_size=world_size, micro_batch_size=micro_batch_size)
+        return [draw.ids for draw in draws]
 
     def epoch(self, step: int) -> float:
         """Return the epochs consumed before optimizer step ``step``."""
@@ -91,6 +107,48 @@ class SampleOrder:
         """Return the fewest optimizer steps that cover ``epochs``; the last may take samples of the following epoch."""
         samples = math.ceil(round(epochs * self.num_samples, 6))  # 1.1 * 10 is 11.000000000000002
         return -(-samples // self.global_batch_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOrder:
+    """Samples as a stream brings them: the id of a sample is its position. The stream begins again where it ends."""
+
+    global_batch_size: int
+    num_samples: int = 0
+    """Nobody knows how many."""
+
+    def rank_draws(self, step: int, *, rank: int, world_size: int, micro_batch_size: int) -> list[Draw]:
+        """Return each micro batch of this rank in optimizer step ``step``, dealt as `SampleOrder` deals them."""
+        found = rank_positions(
+            step,
+            global_batch_size=self.global_batch_size,
+            rank=rank,
+            world_size=world_size,
+            micro_batch_size=micro_batch_size,
+        )
+        return [Draw(ids=positions, positions=positions) for positions in found]
+
+    def epoch(self, step: int) -> float:
+        """Return 0: nobody knows how long a stream is."""
+        return 0.0
+
+
+def rank_positions(
+    step: int, *, global_batch_size: int, rank: int, world_size: int, micro_batch_size: int
+) -> list[NDArray[np.int64]]:
+    """Return the positions in the run of this rank's samples in optimizer step ``step``, micro batch by micro batch.
+
+    Raises:
+        DataError: the global batch is not a whole number of micro batches on every rank.
+    """
+    samples_per_pass = world_size * micro_batch_size
+    if not 0 <= rank < world_size or micro_batch_size < 1 or global_batch_size % samples_per_pass:
+        raise DataError(
+            f"global_batch_size={global_batch_size} is not a multiple of micro_batch_size={micro_batch_size} "
+            f"* world_size={world_size} (rank={rank}); choose sizes that divide it"
+        )
+    positions = np.arange(step * global_batch_size, (step + 1) * global_batch_size, dtype=np.int64)
+    return _deal(positions, rank=rank, world_size=world_size, micro_batch_size=micro_batch_size)
 
 
 def evaluation_micro_batches(

@@ -100,7 +100,7 @@ def _named_dataset(name: str, text_column: str | None) -> NamedDataset:
         )
     return NamedDataset(
         name=name,
-        dataset=match["dataset"],
+        dataset_name=match["dataset"],
         config=match["config"],
         split=match["split"] or "train",
         text_column=text_column,

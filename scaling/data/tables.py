@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from scaling.data.cache import default_cache_dir
 from scaling.data.errors import DataError
 from scaling.data.text_files import count_files, file_states
 from scaling.data.text_source import Piece, TextSource, string_pieces
@@ -52,6 +53,22 @@ class TableFiles(TextSource):
         for text in _texts(self._tables(), name=self.name, text_column=self.text_column):
             yield from string_pieces(text)
 
+    def dataset(self) -> Any:
+        """Return all rows in any order, mapped from a copy in the cache.
+
+        Raises:
+            DataError: the files cannot be read.
+        """
+        import datasets
+
+        files = [str(path) for path in self.files if _has_rows(path, self.format)]
+        try:
+            return datasets.load_dataset(
+                self.format, data_files=files, split="train", cache_dir=str(self.cache_dir / "datasets")
+            )
+        except Exception as error:  # as in `_tables`
+            raise DataError(f"cannot read {self.name} as {self.format}: {_reason(error)}; correct the file") from error
+
     def _tables(self) -> Iterator[pa.Table]:
         import datasets
 
@@ -80,38 +97,62 @@ class NamedDataset(TextSource):
     """
 
     name: str
-    dataset: str
+    dataset_name: str
     config: str | None
     split: str
     text_column: str | None
 
     @property
     def description(self) -> str:
-        return f"{self.name}: dataset {self.dataset}, config {self.config or 'default'}, split {self.split}"
+        return f"{self.name}: dataset {self.dataset_name}, config {self.config or 'default'}, split {self.split}"
 
     @property
     def num_bytes(self) -> None:
         return None
 
     def identity(self) -> str:
-        return json.dumps(["hub", self.dataset, self.config, self.split, self.text_column])
+        return json.dumps(["hub", self.dataset_name, self.config, self.split, self.text_column])
 
     def pieces(self) -> Iterator[Piece]:
         for text in _texts(self._tables(), name=self.name, text_column=self.text_column):
             yield from string_pieces(text)
 
     def _tables(self) -> Iterator[pa.Table]:
+        yield from self.dataset().with_format("arrow").iter(batch_size=ROWS_PER_READ)
+
+    def dataset(self) -> Any:
+        """Return all rows in any order.
+
+        Raises:
+            DataError: there is no such dataset, or it cannot be loaded.
+        """
         import datasets
 
         try:
-            rows = datasets.load_dataset(self.dataset, self.config, split=self.split)
-            yield from rows.with_format("arrow").iter(batch_size=ROWS_PER_READ)
+            return datasets.load_dataset(self.dataset_name, self.config, split=self.split)
         except Exception as error:  # hub, network, reader and conversion errors have no common base
             raise DataError(
-                f"no file or folder is called {self.name!r}, and loading the dataset {self.dataset!r} "
+                f"no file or folder is called {self.name!r}, and loading the dataset {self.dataset_name!r} "
                 f"(config={self.config}, split={self.split}) failed: {_reason(error)}; check the spelling and the "
                 f"network, or name local files"
             ) from error
+
+
+def open_dataset(name: str, folder: Path, *, cache_dir: Path | None) -> Any:
+    """Return what ``datasets`` saved in ``folder``, or the images in it: one folder a class, or metadata beside them.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    import datasets
+
+    cache = str((cache_dir or default_cache_dir()) / "datasets")
+    try:
+        if (folder / "state.json").is_file():
+            return datasets.load_from_disk(str(folder))
+        return datasets.load_dataset("imagefolder", data_dir=str(folder), split="train", cache_dir=cache)
+    except Exception as error:  # as above
+        raise DataError(f"cannot read {name} as a dataset: {_reason(error)}; correct the folder") from error
 
 
 def choose_text_column(schema: pa.Schema, *, name: str, text_column: str | None) -> str:

@@ -75,6 +75,20 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+def with_mask_token(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Return the tokenizer with a token for hidden ones; the byte tokenizer is given one, ``<|mask|>``, id 259.
+
+    Raises:
+        DataError: another tokenizer has none: a model's vocabulary is not for us to extend.
+    """
+    if tokenizer.mask_token_id is not None:
+        return tokenizer
+    if tokenizer_identity(tokenizer) != tokenizer_identity(byte_tokenizer()):
+        raise DataError(f"tokenizer {tokenizer.name_or_path!r} has no mask token; choose one made for masked models")
+    tokenizer.add_special_tokens({"mask_token": "<|mask|>"})
+    return tokenizer
+
+
 def separator_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the token that ends a document: eos, or where a tokenizer has none (BERT) the separator."""
     for token_id in (tokenizer.eos_token_id, tokenizer.sep_token_id):

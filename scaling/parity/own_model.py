@@ -8,8 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from scaling.models import build_config, build_model, choose_weights
+from scaling.models import build_config, build_model, choose_weights, kind_of
 from scaling.parity.ranks import MicroBatches
+from scaling.tasks.base import Task
+from scaling.tasks.build import build_task
 from scaling.train_config import TrainConfig
 from scaling.training_data import open_training_data
 from strategies.decision import Decision
@@ -30,8 +32,12 @@ class OwnModel:
         return build_model(library_config, weights, decision=decision, seed=self.config.seed)
 
     def data(self, decision: Decision) -> MicroBatches:
-        vocab_size = build_config(resolve_model(decision.model)).get_text_config().vocab_size
-        return open_training_data(self.config, decision, vocab_size=vocab_size, show_progress=False)
+        model_config = build_config(resolve_model(decision.model))
+        return open_training_data(self.config, decision, model_config=model_config, show_progress=False)
+
+    def task(self, decision: Decision) -> Task:
+        kind = kind_of(build_config(resolve_model(decision.model)))
+        return build_task(self.config.task, kind, loss=decision.job.loss, label_smoothing=self.config.label_smoothing)
 
 
 def switch_dropout_off(library_config: Any) -> None:

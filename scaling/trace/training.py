@@ -41,14 +41,17 @@ def trace_training(decision: Decision, *, num_steps: int = 2) -> TraceLog:
         TraceError: an operation needs data; the message names it and its module.
     """
     from scaling.models import InitialWeights, build_config, build_model
-    from scaling.rehearsal import rehearse
+    from scaling.rehearsal import example, rehearse
+    from scaling.tasks.example import vocabulary
 
     emulated = "cpu" if decision.cluster.gpu.is_cpu else "cuda"
     config = build_config(resolve_model(decision.model))
-    recorder = Recorder(device="meta", emulated=emulated, vocab_size=int(config.get_text_config().vocab_size))
+    recorder = Recorder(device="meta", emulated=emulated, vocab_size=vocabulary(config))
     with _inside_log(recorder) if emulated == "cpu" else nullcontext(), torch.device("meta"):
         model = build_model(config, InitialWeights(folder=None), decision=decision, seed=0)
-    spec, batch = _environment_of(decision), _batch(decision)
+    spec, batch = _environment_of(decision), example(config, decision)
+    if emulated == "cpu":  # there from the start, where a GPU's batch comes from the host
+        batch = batch.to("meta")
     place = Place.DEVICE if emulated == "cpu" else spec.parameters_place(model)
     with explained(model), emulated_device(emulated), spec.environment(recorder), _meta_as_device():
         with _inside_log(recorder):
@@ -65,17 +68,6 @@ def trace_training(decision: Decision, *, num_steps: int = 2) -> TraceLog:
         log = recorder.result()
         del kept
     return log
-
-
-def _batch(decision: Decision) -> Batch:
-    """Return full-length token ids: on the host, or where the CPU is the device, there from the start."""
-    from scaling.batch import causal_batch
-
-    shape = (decision.plan.micro_batch_size, decision.job.seq_len)
-    batch = causal_batch(torch.zeros(shape, dtype=torch.long))
-    if not decision.cluster.gpu.is_cpu:
-        return batch
-    return batch.to("meta")
 
 
 def _more_owners(batch: Batch, engine: Engine) -> list[Owners]:

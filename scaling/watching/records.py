@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +72,12 @@ class EvaluationRecord:
 
     step: int
     eval_loss: float
-    """Nats per token."""
+    """Nats per token, or sample, whichever the task sums over; labels as they are, not smoothed."""
     eval_tokens: int
+    """Tokens, or samples, that were judged."""
     eval_time_s: float
+    eval_metrics: Mapping[str, float] = field(default_factory=dict)
+    """The task's own, such as accuracy, over the same tokens or samples."""
 
 
 Record = StepRecord | LayerRecord | EvaluationRecord

@@ -93,6 +93,10 @@ class FormSet(NamedTuple):
         return self.settings[name]
 
 
+_WITHOUT_FORMS = (TaskKind.SEQUENCE_CLASSIFICATION, TaskKind.CONTRASTIVE)
+"""A family's forms may be those of its language model, whose head keeps more than a classifier's."""
+
+
 def form_set(spec: ModelSpec, *, number_format: str, on_cpu: bool) -> FormSet:
     """Return the forms of a model; ``number_format`` is 16bit, autocast, autocast-stage3 or fp32.
 
@@ -100,6 +104,12 @@ def form_set(spec: ModelSpec, *, number_format: str, on_cpu: bool) -> FormSet:
         SpecError: none were made for this family, for its settings, or for this device.
     """
     device = "cpu" if on_cpu else "cuda"
+    if spec.task in _WITHOUT_FORMS:
+        raise SpecError(
+            f"model {spec.name}: no closed form for the activations of a model made for {spec.task}, so its peak "
+            f"cannot be predicted at once (its {spec.num_params:,} parameters are known); "
+            f"{_instead(spec, on_cpu=on_cpu)}"
+        )
     settings = _settings(spec, f"{device}.{number_format}.")
     if number_format == STAGE3_AUTOCAST:  # where it has no form of its own, a copy of every weight comes on top
         settings = {**_settings(spec, f"{device}.autocast."), **settings}
@@ -119,8 +129,8 @@ def form_set(spec: ModelSpec, *, number_format: str, on_cpu: bool) -> FormSet:
 
 
 def _instead(spec: ModelSpec, *, on_cpu: bool) -> str:
-    """Return how the peak can be had all the same: only causal language models are built, for a trace or a run."""
-    if spec.task is TaskKind.CAUSAL_LM:
+    """Return how the peak can be had all the same: models with two stacks are not built, for a trace or a run."""
+    if spec.task is not TaskKind.SEQ2SEQ_LM:
         return "--level traced reads the peak off the model itself"
     other = "give a GPU: there are forms for CUDA" if on_cpu and has_closed_form(spec) else "there is no other level"
     return f"{other}; a model with task={spec.task} is not built here"

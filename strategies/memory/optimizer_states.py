@@ -59,11 +59,11 @@ def shard_state_bytes(spec: ModelSpec, job: Job, data_parallel_size: int) -> int
     """Return the bytes of the states of the first rank's shards, each tensor cut along its first dimension."""
     element = state_element_bytes(job.precision)
     return sum(
-        group.num_copies
-        * tensor_state_bytes(job.optimizer, (ceil_div(tensor.shape[0], data_parallel_size), *tensor.shape[1:]), element)
+        group.num_copies * tensor_state_bytes(job.optimizer, (ceil_div(rows, data_parallel_size), *row), element)
         for group in spec.groups
         for tensor in group.tensors
         if tensor.is_trained
+        for rows, *row in [tensor.shape or (1,)]
     )
 
 

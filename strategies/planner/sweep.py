@@ -265,6 +265,15 @@ def _allowed(question: Question, found: list[Variant]) -> list[Variant]:
     return allowed
 
 
+def has_forms(question: Question) -> bool:
+    """Whether any plan's activations have closed forms."""
+    found = variants(question.spec, cluster=question.cluster, job=question.job, fixed=question.fixed)
+    try:
+        return next(_predictable(question, found), None) is not None
+    except SpecError:
+        return False
+
+
 def _predictable(question: Question, found: list[Variant]) -> Iterator[tuple[Variant, Bound]]:
     """Yield the variants whose activations have closed forms.
 
