@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from scaling.batch import causal_batch
@@ -30,6 +30,8 @@ from strategies.time.calibration import EngineCost
 MICRO_BATCHES = 4
 """Of the longer of two steps."""
 LEARNING_RATE = 1e-5
+SECONDS = tuple(field.name for field in fields(EngineCost) if "_s" in field.name and field.type == "float")
+"""Names of what an engine costs."""
 TURNS = 16
 """Of `split`: each leaves about a tenth of the error of the one before; exact to the digits of a float."""
 Triple = tuple[float, ...]
@@ -44,6 +46,7 @@ class Kind:
 
     strategy: StrategyName
     reshards: bool = True
+    syncs_each_batch: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +59,8 @@ class StepCost:
 
 def engine_costs(watch: Stopwatch, bare: BareModel) -> tuple[EngineCost, ...]:
     """Return the costs of every engine that is installed, with each kind of activation checkpointing."""
-    return tuple(cost for kind in _kinds() for cost in _costs(watch, kind, bare))
+    found = [cost for kind in _kinds() for cost in _costs(watch, kind, bare)]
+    return (*found, *_reduced_once(watch, bare, found))
 
 
 def _kinds() -> Iterator[Kind]:
@@ -70,35 +74,66 @@ def _kinds() -> Iterator[Kind]:
 
 
 def _costs(watch: Stopwatch, kind: Kind, bare: BareModel) -> Iterator[EngineCost]:
+    none = ActivationCheckpointing.NONE
     thin = {
-        checkpointing: _step_cost(watch, THIN, kind, checkpointing, repeats=6)
+        checkpointing: _step_cost(watch, THIN, kind, checkpointing, repeats=5)
         for checkpointing in ActivationCheckpointing
     }
-    deep = _step_cost(watch, DEEP, kind, ActivationCheckpointing.NONE, repeats=4)
-    wide = _step_cost(watch, WIDE, kind, ActivationCheckpointing.NONE, repeats=4, seq_len=WIDE_TOKENS)
-    plain = thin[ActivationCheckpointing.NONE]
+    plain = _plain_cost(watch, kind, bare, thin[none])
+    units = num_units(spec_of(THIN), kind.strategy)
+    for checkpointing, cost in thin.items():
+        # A block that is computed again meets the engine's hooks again.
+        more = (cost.micro_batch_s - bare.thin[checkpointing]) - (thin[none].micro_batch_s - bare.thin[none])
+        yield replace(
+            plain,
+            activation_checkpointing=checkpointing,
+            micro_batch_s_per_unit=max(0.0, plain.micro_batch_s_per_unit + more / units),
+        )
+
+
+def _reduced_once(watch: Stopwatch, bare: BareModel, found: Sequence[EngineCost]) -> Iterator[EngineCost]:
+    """Yield FSDP2's costs where gradients are reduced once a step: what one such engine differs in, for all of them."""
+    kind = Kind(strategy=StrategyName.FSDP2, syncs_each_batch=False)
+    once = _plain_cost(watch, kind, bare, _step_cost(watch, THIN, kind, ActivationCheckpointing.NONE, repeats=5))
+    of_fsdp2 = [each for each in found if each.strategy is StrategyName.FSDP2]
+    each_batch = next(
+        each
+        for each in of_fsdp2
+        if each.reshard_after_forward and each.activation_checkpointing is ActivationCheckpointing.NONE
+    )
+    for cost in of_fsdp2:
+        changed = {
+            name: max(0.0, getattr(cost, name) + getattr(once, name) - getattr(each_batch, name)) for name in SECONDS
+        }
+        yield replace(cost, sync_each_batch=False, **changed)
+
+
+def _plain_cost(watch: Stopwatch, kind: Kind, bare: BareModel, thin: StepCost) -> EngineCost:
+    """Return the engine's costs without activation checkpointing; ``thin`` is what the thin model costs."""
+    none = ActivationCheckpointing.NONE
+    deep = _step_cost(watch, DEEP, kind, none, repeats=3)
+    wide = _step_cost(watch, WIDE, kind, none, repeats=4, seq_len=WIDE_TOKENS)
     specs = [spec_of(config) for config in (THIN, DEEP, WIDE)]
     num_params = tuple(spec.num_params for spec in specs)
-    bare_s = (bare.thin[ActivationCheckpointing.NONE], bare.deep, bare.wide)
+    bare_s = (bare.thin[none], bare.deep, bare.wide)
     micro = split(
-        tuple(max(0.0, cost.micro_batch_s - s) for cost, s in zip((plain, deep, wide), bare_s, strict=True)),
+        tuple(max(0.0, cost.micro_batch_s - s) for cost, s in zip((thin, deep, wide), bare_s, strict=True)),
         parts=tuple(num_units(spec, kind.strategy) for spec in specs),
         num_params=num_params,
     )
-    step = split((plain.step_s, deep.step_s, wide.step_s), parts=tuple(map(num_tensors, specs)), num_params=num_params)
-    for checkpointing, cost in thin.items():
-        beside_hooks = bare.thin[checkpointing] + micro.fixed_s + micro.s_per_param * num_params[0]
-        yield EngineCost(
-            strategy=kind.strategy,
-            reshard_after_forward=kind.reshards,
-            activation_checkpointing=checkpointing,
-            micro_batch_s=micro.fixed_s,
-            micro_batch_s_per_unit=max(0.0, cost.micro_batch_s - beside_hooks) / num_units(specs[0], kind.strategy),
-            micro_batch_s_per_param=micro.s_per_param,
-            step_s=step.fixed_s,
-            step_s_per_tensor=step.s_per_part,
-            step_s_per_param=step.s_per_param,
-        )
+    step = split((thin.step_s, deep.step_s, wide.step_s), parts=tuple(map(num_tensors, specs)), num_params=num_params)
+    return EngineCost(
+        strategy=kind.strategy,
+        reshard_after_forward=kind.reshards,
+        sync_each_batch=kind.syncs_each_batch,
+        activation_checkpointing=none,
+        micro_batch_s=micro.fixed_s,
+        micro_batch_s_per_unit=micro.s_per_part,
+        micro_batch_s_per_param=micro.s_per_param,
+        step_s=step.fixed_s,
+        step_s_per_tensor=step.s_per_part,
+        step_s_per_param=step.s_per_param,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +181,7 @@ def _step_cost(
         strategy=kind.strategy,
         checkpointing=checkpointing,
         reshards=kind.reshards,
+        syncs_each_batch=kind.syncs_each_batch,
         seq_len=seq_len,
         steps=MICRO_BATCHES,
     )

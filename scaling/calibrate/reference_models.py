@@ -54,6 +54,7 @@ def decision_for(
     strategy: StrategyName = StrategyName.DDP,
     checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE,
     reshards: bool = True,
+    syncs_each_batch: bool = True,
     seq_len: int = FEW_TOKENS,
     micro_batch_size: int = 1,
     steps: int = 1,
@@ -68,6 +69,7 @@ def decision_for(
         gradient_accumulation_steps=steps,
         activation_checkpointing=checkpointing,
         reshard_after_forward=reshards,
+        sync_each_batch=syncs_each_batch,
         buckets=STRATEGIES[strategy].buckets(spec, job),
     )
     return Decision(

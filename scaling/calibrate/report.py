@@ -51,7 +51,9 @@ def _is_plain(cost: EngineCost) -> bool:
 
 
 def _engine_line(cost: EngineCost) -> str:
-    name = f"{cost.strategy}" if cost.reshard_after_forward else f"{cost.strategy}, weights kept"
+    name = str(cost.strategy)
+    name += "" if cost.reshard_after_forward else ", weights kept"
+    name += "" if cost.sync_each_batch else ", reduced once"
     hooks = f"{cost.micro_batch_s_per_unit * 1e6:.0f} us a {_unit(cost.strategy)}"
     micro = f"{cost.micro_batch_s * 1e3:.1f} ms, {hooks}"
     step = f"{cost.step_s * 1e3:.1f} ms, {cost.step_s_per_tensor * 1e6:.0f} us a tensor"

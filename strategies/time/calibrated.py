@@ -203,10 +203,16 @@ def _launch_per_block(calibration: Calibration, plan: Plan, *, share: float) -> 
 
 
 def _engine(calibration: Calibration, plan: Plan) -> EngineCost:
-    reshards = plan.reshard_after_forward or plan.strategy is not StrategyName.FSDP2
+    is_fsdp2 = plan.strategy is StrategyName.FSDP2
+    wanted = (
+        plan.strategy,
+        plan.activation_checkpointing,
+        plan.reshard_after_forward or not is_fsdp2,
+        plan.sync_each_batch or not is_fsdp2,
+    )
     for each in calibration.engines:
-        is_same = each.strategy is plan.strategy and each.activation_checkpointing is plan.activation_checkpointing
-        if is_same and each.reshard_after_forward is reshards:
+        kind = (each.strategy, each.activation_checkpointing, each.reshard_after_forward, each.sync_each_batch)
+        if kind == wanted:
             return each
     raise ClusterError(
         f"the calibration of {calibration.device} has no engine of strategy={plan.strategy} with "

@@ -86,6 +86,8 @@ class EngineCost:
     strategy: StrategyName
     reshard_after_forward: bool
     """True but for FSDP2 that keeps its weights."""
+    sync_each_batch: bool
+    """True but for FSDP2 that reduces gradients once a step."""
     activation_checkpointing: ActivationCheckpointing
     micro_batch_s: float
     """However small the model is: the engine's own code around forward and backward."""

@@ -88,12 +88,15 @@ def test_the_readmes_command_measures_every_engine_and_plans_use_it() -> None:
     assert result.exit_code == 0, result.output
     assert f"Wrote {calibration_path('cpu')}" in result.output
     found = read_calibration(calibration_path("cpu"))
-    kinds = {(each.strategy, each.reshard_after_forward) for each in found.engines}
-    assert kinds == {(strategy, True) for strategy in StrategyName} | {(StrategyName.FSDP2, False)}
+    kinds = {(each.strategy, each.reshard_after_forward, each.sync_each_batch) for each in found.engines}
+    of_fsdp2 = {(StrategyName.FSDP2, reshards, syncs) for reshards in (True, False) for syncs in (True, False)}
+    assert kinds == {(strategy, True, True) for strategy in StrategyName} | of_fsdp2
     costs = {
         each.strategy: each.micro_batch_s_per_unit
         for each in found.engines
-        if each.activation_checkpointing is ActivationCheckpointing.NONE and each.reshard_after_forward
+        if each.activation_checkpointing is ActivationCheckpointing.NONE
+        and each.reshard_after_forward
+        and each.sync_each_batch
     }
     # Stage 3 fetches and releases every module's weights from Python; DDP does nothing until the last micro batch.
     assert costs[StrategyName.ZERO3] > costs[StrategyName.DDP]
@@ -180,7 +183,9 @@ def test_three_models_tell_the_costs_of_a_step_of_a_tensor_and_of_a_parameter_ap
 ) -> None:
     seconds = tuple(fixed + part * parts + param * params for parts, params in zip(PARTS, PARAMS, strict=True))
     found = split(seconds, parts=PARTS, num_params=PARAMS)
-    assert (found.fixed_s, found.s_per_part, found.s_per_param) == pytest.approx((fixed, part, param), rel=1e-6, abs=1e-12)
+    assert (found.fixed_s, found.s_per_part, found.s_per_param) == pytest.approx(
+        (fixed, part, param), rel=1e-6, abs=1e-12
+    )
 
 
 def test_a_deep_model_that_seems_faster_than_a_thin_one_leaves_no_cost_below_zero() -> None:

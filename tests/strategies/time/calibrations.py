@@ -63,10 +63,11 @@ def cpu_calibration(*, ranks: int = 2, engines: tuple[StrategyName, ...] = tuple
             ModelCost(activation_checkpointing=ActivationCheckpointing.FULL, s_per_block=3.5e-3),
         ),
         engines=tuple(
-            _engine(strategy, checkpointing, reshards)
+            _engine(strategy, checkpointing, reshards, syncs)
             for strategy in engines
             for checkpointing in ActivationCheckpointing
             for reshards in ((True, False) if strategy is StrategyName.FSDP2 else (True,))
+            for syncs in ((True, False) if strategy is StrategyName.FSDP2 else (True,))
         ),
         adam_elements_per_s=1.3e9,
         norm_elements_per_s=1e9,
@@ -77,17 +78,18 @@ def cpu_calibration(*, ranks: int = 2, engines: tuple[StrategyName, ...] = tuple
     )
 
 
-def _engine(strategy: StrategyName, checkpointing: ActivationCheckpointing, reshards: bool) -> EngineCost:
+def _engine(strategy: StrategyName, checkpointing: ActivationCheckpointing, reshards: bool, syncs: bool) -> EngineCost:
     return EngineCost(
         strategy=strategy,
         reshard_after_forward=reshards,
+        sync_each_batch=syncs,
         activation_checkpointing=checkpointing,
         micro_batch_s=1e-3,
         micro_batch_s_per_unit=MICROSECONDS_PER_UNIT[strategy] * 1e-6,
-        micro_batch_s_per_param=4e-9 if reshards else 2e-9,
+        micro_batch_s_per_param=(2e-9 if reshards else 0.0) + (2e-9 if syncs else 0.0),
         step_s=STEP_S,
         step_s_per_tensor=1e-4,
-        step_s_per_param=5e-9,
+        step_s_per_param=5e-9 if syncs else 7e-9,
     )
 
 

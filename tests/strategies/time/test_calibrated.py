@@ -214,3 +214,10 @@ def test_rates_between_two_sizes_are_their_geometric_means() -> None:
 
 def test_examples_in_the_documentation_of_functions_hold() -> None:
     assert doctest.testmod(measured_rates).failed == 0
+
+
+def test_gradients_that_are_reduced_once_cost_a_step_more_and_every_micro_batch_less() -> None:
+    plan = replace(plan_of(StrategyName.FSDP2), micro_batch_size=1, gradient_accumulation_steps=8)
+    each, once = (time_of(replace(plan, sync_each_batch=syncs)) for syncs in (True, False))
+    # 2 ns a parameter: in each of eight micro batches, or in the step.
+    assert each.total_s - once.total_s == pytest.approx((8 - 1) * 2e-9 * SPEC.num_params)
