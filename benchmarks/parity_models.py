@@ -66,6 +66,9 @@ class Demo:
     def data(self, decision: Decision) -> RaggedSamples:
         return RaggedSamples(decision, seed=self.seed)
 
+    def task(self, decision: Decision) -> None:
+        """Causal language modelling."""
+
 
 MODELS = (
     Demo(name="llama", config=str(FOLDER / "tiny-llama.json")),

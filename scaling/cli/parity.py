@@ -32,7 +32,7 @@ def parity(
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.", metavar="N")] = 10,
     ranks: Annotated[int, typer.Option(min=1, help="Processes to start here.", metavar="N")] = 2,
     strategies: Annotated[
-        str, typer.Option(help="Names with commas; a strategy alone means all its variants. Empty: all.")
+        str, typer.Option(help="Names with commas; a strategy's own means all its variants. Empty: all.")
     ] = "",
     gpu: Annotated[
         str, typer.Option(help="'auto': the GPUs of this machine, one a rank; or its CPU.", metavar="NAME")

@@ -59,11 +59,15 @@ def certify(
 
 
 def run_plainly(problem: Problem, decision: Decision, *, config: TrainConfig) -> Trajectory:
-    """Return the trajectory of plain fp32 PyTorch, in this process, with the whole global batch at once."""
-    whole = plain_decision(decision)
+    """Return the trajectory of plain fp32 PyTorch, in this process, with the whole global batch at once.
+
+    Where samples are compared with those of their pass, in the passes that all ranks together make of it.
+    """
+    task = problem.task(decision)
+    whole = plain_decision(decision, keeps_passes=task is not None and task.couples_samples)
     data = problem.data(whole)
-    batches = (batch for step in range(config.steps) for batch in data.micro_batches(step, rank=0, world_size=1))
-    return train_plainly(problem.model(whole), batches, config=config, job=whole.job)
+    steps = (data.micro_batches(step, rank=0, world_size=1) for step in range(config.steps))
+    return train_plainly(problem.model(whole), steps, config=config, job=whole.job, task=task)
 
 
 def save_reference(plain: Trajectory, folder: Path) -> Path:

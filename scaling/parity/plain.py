@@ -7,7 +7,7 @@ schedules, torch's optimizers. The model, its first weights and the batches are 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from transformers import get_scheduler
 from scaling.batch import Batch
 from scaling.errors import ConfigError
 from scaling.schedule import ScheduleName
+from scaling.tasks.base import Task
 from scaling.train_config import TrainConfig
 from strategies.job import Job, OptimizerName
 
@@ -42,27 +43,32 @@ class Trajectory:
     """All of them after the last step; tied ones once."""
 
 
-def train_plainly(model: nn.Module, batches: Iterable[Batch], *, config: TrainConfig, job: Job) -> Trajectory:
-    """Return the trajectory of ``model`` over the whole batches of ``config.steps`` steps.
+def train_plainly(
+    model: nn.Module, steps: Iterable[Sequence[Batch]], *, config: TrainConfig, job: Job, task: Task | None
+) -> Trajectory:
+    """Return the trajectory of ``model`` over the whole batches of every step.
 
     Raises:
-        ConfigError: the plain loop has no such schedule or optimizer.
+        ConfigError: the plain loop has no such schedule, optimizer or loss.
     """
+    if config.label_smoothing:
+        raise ConfigError(
+            f"label_smoothing={config.label_smoothing}: the library's own loss, which is compared with, has none; "
+            f"leave it out"
+        )
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = _optimizer(parameters, config, job)
     schedule = _schedule(optimizer, config)
     losses, norms = [], []
-    for batch in batches:
-        loss = model(**batch.inputs, labels=batch.labels).loss
+    for batches in steps:
         optimizer.zero_grad()
-        loss.backward()
+        losses.append(sum(_backward(model, batch, share, task) for batch, share in _shares(batches)))
         for parameter in parameters:
             if parameter.grad is None:  # took no part: a zero gradient, as in ZeRO's flat buffers, so that it decays
                 parameter.grad = torch.zeros_like(parameter)
         norms.append(clip(parameters, max_norm=job.gradient_clipping))
         optimizer.step()
         schedule.step()
-        losses.append(loss.item())
     kept = {name: parameter.detach() for name, parameter in model.named_parameters()}
     return Trajectory(losses=tuple(losses), norms=tuple(norms), parameters=kept)
 
@@ -78,6 +84,22 @@ def clip(parameters: list[nn.Parameter], *, max_norm: float) -> float:
         for gradient in gradients:
             gradient.mul_(min(1.0, max_norm / (norm + 1e-6)))
     return norm
+
+
+def _shares(batches: Sequence[Batch]) -> list[tuple[Batch, float]]:
+    """Return every batch with its share of the step's tokens or samples; one batch is the rule."""
+    num_units = sum(batch.num_loss_units for batch in batches)
+    return [(batch, batch.num_loss_units / num_units) for batch in batches]
+
+
+def _backward(model: nn.Module, batch: Batch, share: float, task: Task | None) -> float:
+    """Add the gradient of the library's loss, which is a mean over the batch, times the share; return that loss."""
+    if task is not None and task.couples_samples:  # CLIP's: a sample's label is its place in the batch
+        loss = model(**batch.inputs, return_loss=True).loss * share
+    else:
+        loss = model(**batch.inputs, labels=batch.labels).loss * share
+    loss.backward()
+    return float(loss.detach())
 
 
 def _optimizer(parameters: list[nn.Parameter], config: TrainConfig, job: Job) -> torch.optim.Optimizer:

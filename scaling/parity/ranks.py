@@ -19,8 +19,8 @@ from scaling.engines.build import build_engine
 from scaling.engines.optimizer import OptimizerSettings
 from scaling.loop import train_step
 from scaling.meter import NoMeter
-from scaling.parity.plain import Trajectory
 from scaling.schedule import learning_rate_at
+from scaling.tasks.base import Task
 from scaling.train_config import TrainConfig
 from strategies.decision import Decision
 from strategies.serialize import to_json
@@ -41,6 +41,9 @@ class Problem(Protocol):
 
     def data(self, decision: Decision) -> MicroBatches:
         """Return the batches, cut as the plan says."""
+
+    def task(self, decision: Decision) -> Task | None:
+        """Return what the loss is; None for causal language modelling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +84,8 @@ def run_one_by_one(runs: Sequence[Run], out: Path, device: torch.device) -> None
 
 def _outcome(run: Run, device: torch.device) -> Outcome:
     start = time.perf_counter()
-    engine = make_engine(run.problem.model(run.decision), run.decision, config=run.config, device=device)
+    model, task = run.problem.model(run.decision), run.problem.task(run.decision)
+    engine = make_engine(model, run.decision, config=run.config, device=device, task=task)
     losses, norms = run_steps(engine, run.problem.data(run.decision), run.config)
     difference, fingerprint = _compare(engine.gathered_parameters(), torch.load(run.reference, mmap=True))
     engine.close()
@@ -94,7 +98,9 @@ def _outcome(run: Run, device: torch.device) -> Outcome:
     )
 
 
-def make_engine(model: nn.Module, decision: Decision, *, config: TrainConfig, device: torch.device) -> Engine:
+def make_engine(
+    model: nn.Module, decision: Decision, *, config: TrainConfig, device: torch.device, task: Task | None = None
+) -> Engine:
     """Return the plan's engine, unmetered."""
     return build_engine(
         model,
@@ -102,15 +108,8 @@ def make_engine(model: nn.Module, decision: Decision, *, config: TrainConfig, de
         settings=OptimizerSettings(weight_decay=config.weight_decay),
         device=device,
         meter=NoMeter(),
+        task=task,
     )
-
-
-def trajectory(engine: Engine, data: MicroBatches, config: TrainConfig) -> Trajectory:
-    """Return all that the run went through, and close the engine: for models whose parameters fit twice."""
-    losses, norms = run_steps(engine, data, config)
-    parameters = {name: parameter.detach().cpu().clone() for name, parameter in engine.gathered_parameters()}
-    engine.close()
-    return Trajectory(losses=losses, norms=norms, parameters=parameters)
 
 
 def run_steps(engine: Engine, data: MicroBatches, config: TrainConfig) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -54,7 +54,7 @@ class LeftOut:
 
 
 def chosen_names(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the variants that ``words`` name, all of a strategy where its name stands alone; all for no words.
+    """Return the variants that ``words`` name, all of a strategy for its name; all there are for no words.
 
     Raises:
         ConfigError: a word names neither a variant nor a strategy.
@@ -64,7 +64,7 @@ def chosen_names(words: Sequence[str]) -> tuple[str, ...]:
             f"--strategies has {', '.join(map(repr, unknown))}; give names out of {', '.join(VARIANTS)}, with commas, "
             f"or leave it out for all"
         )
-    return tuple(name for name in VARIANTS if not words or name in words)
+    return tuple(name for name, parts in VARIANTS.items() if not words or {name, parts.strategy} & set(words))
 
 
 def plan_variants(names: Sequence[str], plan_of: PlanOf, *, fixed: FixedParts) -> tuple[list[Planned], list[LeftOut]]:
@@ -106,13 +106,17 @@ def _plan(name: str, plan_of: PlanOf, fixed: FixedParts) -> Decision:
     return decision
 
 
-def plain_decision(decision: Decision) -> Decision:
-    """Return the job in one process: fp32, nothing checkpointed or offloaded, the whole global batch in one forward."""
+def plain_decision(decision: Decision, *, keeps_passes: bool) -> Decision:
+    """Return the job in one process: fp32, nothing checkpointed or offloaded, the whole global batch in one forward.
+
+    ``keeps_passes``: in as many forwards instead as the ranks make together.
+    """
+    passes = decision.plan.gradient_accumulation_steps if keeps_passes else 1
     plan = replace(
         decision.plan,
         strategy=StrategyName.DDP,
-        micro_batch_size=decision.job.global_batch_size,
-        gradient_accumulation_steps=1,
+        micro_batch_size=decision.job.global_batch_size // passes,
+        gradient_accumulation_steps=passes,
         activation_checkpointing=ActivationCheckpointing.NONE,
         checkpoint_every=1,
         offload_optimizer=OffloadDevice.NONE,

@@ -70,6 +70,9 @@ class Faulty:
     def data(self, decision: Decision) -> RaggedSamples:
         return self.demo.data(decision)
 
+    def task(self, decision: Decision) -> None:
+        return None
+
 
 def test_a_strategy_that_trains_another_model_or_breaks_is_named() -> None:
     names = ("ddp", "fsdp2-kept", "fsdp2-whole-gradients", "fsdp2")

@@ -68,8 +68,15 @@ def test_a_batch_that_no_variant_can_cut_is_an_error() -> None:
 
 def test_plain_pytorch_takes_the_whole_batch_in_fp32_with_the_library_s_loss() -> None:
     (ddp,), _ = plan_variants(("ddp",), plan_of(loss=LossImplementation.FUSED), fixed=FIXED)
-    plain = plain_decision(ddp.decision)
+    plain = plain_decision(ddp.decision, keeps_passes=False)
     assert (plain.plan.micro_batch_size, plain.plan.gradient_accumulation_steps, plain.cluster.gpus) == (8, 1, 1)
     assert plain.plan.activation_checkpointing is ActivationCheckpointing.NONE
     assert (plain.job.precision, plain.job.loss) == (Precision.FP32, LossImplementation.STANDARD)
     assert plain.job.optimizer is OptimizerName.ADAMW
+
+
+def test_where_samples_are_compared_plain_pytorch_makes_the_passes_of_all_ranks() -> None:
+    (ddp,), _ = plan_variants(("ddp",), plan_of(), fixed=FIXED)
+    plain = plain_decision(ddp.decision, keeps_passes=True)
+    # 2 ranks with micro batches of 2 make passes of 4 samples, two a step.
+    assert (plain.plan.micro_batch_size, plain.plan.gradient_accumulation_steps) == (4, 2)
