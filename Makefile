@@ -11,7 +11,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[deepspeed,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[deepspeed,optimizers,loggers,dev]"
 	touch $(STAMP)
 
 demo: $(STAMP)

@@ -1,19 +1,20 @@
-"""Where the main rank sends its records: one JSON line each, and a progress bar."""
+"""Where the main rank sends its records: one JSON line each, what shows progress, and loggers."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from scaling.disk import writing
-from scaling.watching.records import EvaluationRecord, Record, StepRecord
+from scaling.watching.loggers import GuardedLogger
+from scaling.watching.progress import open_progress
+from scaling.watching.records import Record
 
 
 class MetricsFile:
@@ -47,33 +48,16 @@ def finite_or_none(numbers: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-class Progress:
-    """A bar on stderr with the last loss and speed; only the main rank makes one."""
-
-    def __init__(self, *, num_steps: int) -> None:
-        from tqdm import tqdm
-
-        self._bar = tqdm(total=num_steps, unit="step", file=sys.stderr, dynamic_ncols=True, mininterval=1.0)
-
-    def show(self, record: Record) -> None:
-        match record:
-            case StepRecord():
-                text = f"loss {record.loss:.4f}, {record.tokens_per_s:,.0f} tokens/s"
-                self._bar.set_postfix_str(text, refresh=False)
-                self._bar.update()
-            case EvaluationRecord():
-                self._bar.write(f"step {record.step}: eval_loss {record.eval_loss:.4f}", file=sys.stderr)
-
-    def close(self) -> None:
-        self._bar.close()
-
-
 class Reporter:
-    """Where the main rank sends its records; a context, so that file and bar are closed in every case."""
+    """Where the main rank sends its records; a context, so that file, bar and loggers are closed in every case."""
 
-    def __init__(self, metrics: Path, *, num_steps: int) -> None:
+    def __init__(
+        self, metrics: Path, *, num_steps: int, first_step: int = 0, loggers: Sequence[GuardedLogger] = ()
+    ) -> None:
+        """`first_step`: steps that are done already."""
         self._file = MetricsFile(metrics)
-        self._progress = Progress(num_steps=num_steps)
+        self._loggers = loggers
+        self._progress = open_progress(num_steps=num_steps, first_step=first_step)
 
     def __enter__(self) -> Reporter:
         return self
@@ -83,7 +67,16 @@ class Reporter:
     ) -> None:
         self._file.close()
         self._progress.close()
+        for each in self._loggers:
+            each.close(failed=error is not None)
 
     def add(self, record: Record) -> None:
+        """Write, show and hand on a record.
+
+        Raises:
+            TrainingError: metrics.jsonl cannot be written.
+        """
         self._file.write(record)
         self._progress.show(record)
+        for each in self._loggers:
+            each.log(record)

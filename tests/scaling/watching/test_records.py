@@ -10,41 +10,14 @@ import pytest
 
 from scaling.errors import TrainingError
 from scaling.meter import Measurement, Span
-from scaling.watching.records import EvaluationRecord, StepRecord
+from scaling.watching.records import StepRecord
 from scaling.watching.reporter import Reporter
 from scaling.watching.summary import Summary, summarise
 from strategies.estimate import CauseBytes, Estimate, Level, MemoryProfile, Phase, PhaseBytes
 from strategies.serialize import from_json, to_json
 from tests.scaling.decisions import toy_decision
 from tests.scaling.full_disk import file_size_limit
-
-MIB = 2**20
-
-
-def step(number: int, *, seconds: float, peak: int | None = 60 * MIB) -> StepRecord:
-    return StepRecord(
-        step=number,
-        loss=5.0 - number,
-        grad_norm=2.0,
-        grad_norm_clipped=1.0,
-        lr=1e-3,
-        tokens_per_s=100 / seconds,
-        mfu=0.4,
-        step_time_s=seconds,
-        data_time_s=0.0,
-        forward_time_s=0.3 * seconds,
-        backward_time_s=0.6 * seconds,
-        optimizer_time_s=0.1 * seconds,
-        other_time_s=0.0,
-        slowest_data_time_s=0.0,
-        epoch=0.1,
-        peak_allocated_bytes=peak,
-        peak_reserved_bytes=None,
-    )
-
-
-def evaluation(number: int) -> EvaluationRecord:
-    return EvaluationRecord(step=number, eval_loss=2.5, eval_tokens=64, eval_time_s=0.5)
+from tests.scaling.watching.made_up import MIB, evaluation, step
 
 
 def metered(*, steps: int) -> Measurement:
@@ -92,7 +65,7 @@ def test_metrics_file_has_one_json_object_a_line(tmp_path: Path) -> None:
         reporter.add(evaluation(1))
     first, second = (json.loads(line) for line in path.read_text().splitlines())
     assert first.keys() == {field.name for field in fields(StepRecord)}
-    assert second == {"step": 1, "eval_loss": 2.5, "eval_tokens": 64, "eval_time_s": 0.5}
+    assert second == {"step": 1, "eval_loss": 2.5, "eval_tokens": 64, "eval_time_s": 0.5, "eval_metrics": {}}
 
 
 def test_speed_is_the_median_of_steps_that_were_not_metered() -> None:
