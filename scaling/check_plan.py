@@ -30,14 +30,14 @@ ESTIMATE_TOLERANCE = 0.01
 """Of the peak: below what any edit of batch, sequence, strategy or checkpointing changes it by."""
 _RAM = (OffloadDevice.NONE, OffloadDevice.CPU)
 """Where states can rest in training."""
+FROM_BITSANDBYTES = (OptimizerName.ADAMW_8BIT, OptimizerName.LION)
 _TORCH = (OptimizerName.ADAMW, OptimizerName.SGD)
 _OPTIMIZERS = {
     # Adafactor sums rows and columns, which DeepSpeed's flat partitions have lost.
     StrategyName.DDP: tuple(OptimizerName),
-    **dict.fromkeys(STAGES, (*_TORCH, OptimizerName.LION)),
+    **dict.fromkeys(STAGES, (*_TORCH, *FROM_BITSANDBYTES)),
     StrategyName.FSDP2: _TORCH,
 }
-FROM_BITSANDBYTES = (OptimizerName.ADAMW_8BIT, OptimizerName.LION)
 LARGEST = 2**63
 """Of a whole number in a plan: what its frameworks count in."""
 
@@ -166,8 +166,8 @@ def _refuse_nvme(plan: Plan) -> None:
     for name, device in (("offload_optimizer", plan.offload_optimizer), ("offload_param", plan.offload_param)):
         if device is OffloadDevice.NVME:
             raise EngineError(
-                f"{name}=nvme can be planned but not trained: DeepSpeed needs Debian's libaio-dev to build its async_io "
-                f"operator, and with it 0.19.8 hangs in the first step on a CPU; plan again with {name}=cpu"
+                f"{name}=nvme can be planned but not trained: DeepSpeed needs Debian's libaio-dev to build its "
+                f"async_io operator, and with it 0.19.8 hangs in the first step on a CPU; plan again with {name}=cpu"
             )
 
 

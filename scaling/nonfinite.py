@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from scaling.batch import Batch
+from scaling.checkpoint.random_states import random_states, restore_random_states
 from scaling.engines.base import Engine
 from scaling.engines.loss_scale import Outcome
 from scaling.errors import TrainingError
@@ -47,28 +48,18 @@ class StepFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RandomState:
-    """Of the generators that dropout draws from, so that a step can be repeated."""
-
-    cpu: torch.Tensor
-    cuda: torch.Tensor | None
-
-    @classmethod
-    def now(cls, device: torch.device) -> RandomState:
-        return cls(cpu=torch.get_rng_state(), cuda=torch.cuda.get_rng_state(device) if device.type == "cuda" else None)
-
-    def restore(self, device: torch.device) -> None:
-        torch.set_rng_state(self.cpu)
-        if self.cuda is not None:
-            torch.cuda.set_rng_state(self.cuda, device)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Repeatable:
     """A step's inputs, kept where it may have to be repeated."""
 
     micro_batches: Sequence[Batch]
-    random_state: RandomState
+    random_states: dict[str, torch.Tensor]
+    """Before it, of what dropout draws from."""
+
+    @classmethod
+    def of(cls, micro_batches: Sequence[Batch], engine: Engine, *, policy: NonFinite) -> Repeatable:
+        """Return the inputs of the step that comes next; random states only where ``policy`` may need them."""
+        states = random_states(engine.device) if policy is NonFinite.NAME else {}
+        return cls(micro_batches=micro_batches, random_states=states)
 
 
 def settle(facts: StepFacts, engine: Engine, *, policy: NonFinite, repeatable: Repeatable) -> None:
@@ -107,7 +98,7 @@ def first_nonfinite(engine: Engine, repeatable: Repeatable) -> str:
 
     The output of a module, as the forward pass meets them; where all are finite, the gradient nearest to the loss.
     """
-    repeatable.random_state.restore(engine.device)
+    restore_random_states(repeatable.random_states, engine.device)
     found: list[str] = []
     hooks = [
         module.register_forward_hook(partial(_look_at_output, found, name))

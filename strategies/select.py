@@ -87,8 +87,8 @@ def _require_precision(question: Question) -> None:
     gpu, precision = question.cluster.gpu, question.job.precision
     if not gpu.computes_in(precision):
         raise PlanError(
-            f"precision={precision}, but {gpu.name} has no bf16 arithmetic (configs/gpus.csv); give --precision fp32, "
-            f"or fp16 for a plan that another program than scaling.train runs"
+            f"precision={precision}, but {gpu.name} has no bf16 arithmetic (configs/gpus.csv); give --precision fp16 "
+            f"or fp32"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -15,13 +15,15 @@ from torch import nn
 from scaling.batch import Batch
 from scaling.engines.gradient_norm import is_finite
 from scaling.engines.loss_scale import LossScaler, Outcome, UpdateState
+from scaling.engines.lost_updates import LostUpdates
+from scaling.engines.optimizer import LR_SCALE
 from scaling.engines.state import StateSlice
 from scaling.meter import PhaseMeter
 from scaling.ownership import Owned
 from scaling.tasks.base import Score, Task
 from scaling.tasks.language import CausalLm
 from strategies.estimate import Phase
-from strategies.job import Job
+from strategies.job import Job, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,7 @@ class Engine(ABC):
         self.data_parallel_size = dist.get_world_size()
         self._meter = meter
         self._scaler = LossScaler(is_dynamic=job.precision.is_fp16)
+        self._lost_updates = LostUpdates(self.sum_over_ranks) if job.precision is Precision.BF16_PURE else None
         self.task: Task = CausalLm(loss=job.loss)
         """What a batch's loss is; `build_engine` sets another one."""
 
@@ -103,12 +106,16 @@ class Engine(ABC):
         Between the last `backward` of a window and the optimizer step. No collective; a rank may have no part of one.
         """
 
-    @abstractmethod
+    @final
     def nonfinite_gradients(self) -> list[str]:
         """Return the parameters whose complete gradient has an infinite element or one that is no number.
 
         Between the last `backward` of a window and the optimizer step; a collective, equal on all ranks.
         """
+        names = [name for name, _ in self.model.named_parameters()]
+        mine = {name: int((~share.isfinite()).sum()) for name, share in self.gradient_shares()}
+        counts = torch.tensor([mine.get(name, 0) for name in names], device=self.device)
+        return [name for name, count in zip(names, self.sum_over_ranks(counts).tolist(), strict=True) if count]
 
     @abstractmethod
     def accumulate(self, *, is_last: bool) -> AbstractContextManager[None]:
@@ -134,7 +141,7 @@ class Engine(ABC):
     def set_learning_rate(self, learning_rate: float) -> None:
         """Use ``learning_rate`` for every parameter group from the next step on."""
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group.get(LR_SCALE, 1.0)
 
     @abstractmethod
     def gathered_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -153,6 +160,10 @@ class Engine(ABC):
     @abstractmethod
     def create_moments(self) -> None:
         """Let the optimizer make the states that it would make in its first step."""
+
+    def forget_moments(self) -> None:
+        """Give the optimizer states back; the next step makes them anew, as the first one does."""
+        self._optimizer.state.clear()
 
     @abstractmethod
     def state_restored(self) -> None:
@@ -177,6 +188,16 @@ class Engine(ABC):
     @abstractmethod
     def _optimizer_step(self) -> torch.Tensor:
         """Update if the norm of the unscaled, unclipped gradients `is_finite`; return it as a scalar."""
+
+    @final
+    def _watching_updates(
+        self, weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
+    ) -> AbstractContextManager[None]:
+        """Return the context of an update of the weights themselves, this rank's part of them."""
+        if self._lost_updates is None:
+            return nullcontext()
+        learning_rate = max(group["lr"] for group in self._optimizer.param_groups)
+        return self._lost_updates.measured(weights, gradients, learning_rate=learning_rate)
 
     @final
     def sum_over_ranks(self, value: torch.Tensor | int) -> torch.Tensor:

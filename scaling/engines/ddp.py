@@ -52,7 +52,7 @@ class DdpEngine(Engine):
         # One rank has nobody to synchronise with: without buckets gradients live from backward to the step only.
         self._ddp = _wrap(model, device=device, bucket_bytes=bucket_bytes) if self.data_parallel_size > 1 else None
         self._may_warn = True
-        decayed, undecayed = split_by_decay(model)
+        decayed, undecayed = split_by_decay(model, settings)
         self._masters = MasterWeights(decayed + undecayed) if job.precision.has_master_weights else None
         if self._masters:
             decayed, undecayed = self._masters.of(decayed), self._masters.of(undecayed)
@@ -90,13 +90,6 @@ class DdpEngine(Engine):
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None:
                 yield name, parameter.grad.flatten().tensor_split(self.data_parallel_size)[self.rank]
-
-    def nonfinite_gradients(self) -> list[str]:
-        return [
-            name
-            for name, parameter in self.model.named_parameters()
-            if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
-        ]
 
     @property
     def can_repeat_steps(self) -> bool:
@@ -144,7 +137,8 @@ class DdpEngine(Engine):
             return
         if factor is not None:
             torch._foreach_mul_(gradients, factor)
-        self._optimizer.step()
+        with self._watching_updates(self._parameters, gradients):
+            self._optimizer.step()
 
     def _complete_gradients(self) -> list[torch.Tensor]:
         """Return every parameter's gradient; one that took no part on any rank has zeros, as under ZeRO."""

@@ -24,7 +24,7 @@ from scaling.engines.base import Engine
 from scaling.engines.optimizer import OptimizerSettings, make_optimizer, split_by_decay
 from scaling.engines.state import StateSlice, buffer_slices
 from scaling.engines.zero_gradients import gradient_in_partition, partitioned_gradient
-from scaling.engines.zero_restart import abandon_reductions, drop_gradients
+from scaling.engines.zero_restart import abandon_reductions, drop_gradients, forget_moments
 from scaling.engines.zero_state import (
     create_partitioned_moments,
     partitioned_optimizer_slices,
@@ -59,7 +59,7 @@ class DeepSpeedEngine(Engine):
         config["fp16"]["loss_scale"] = 1.0  # its dynamic scaler is for programs of one's own; here `_use_scale` decides
         deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
         self._shards_parameters = decision.plan.strategy is StrategyName.ZERO3
-        decayed, undecayed = split_by_decay(model)
+        decayed, undecayed = split_by_decay(model, settings)
         if self._shards_parameters:
             # Tensor by tensor, so that the device never holds the whole model, as it would during initialize().
             deepspeed.zero.Init(module=model, config_dict_or_path=config)
@@ -98,6 +98,10 @@ class DeepSpeedEngine(Engine):
     def create_moments(self) -> None:
         create_partitioned_moments(self._engine.optimizer)
 
+    def forget_moments(self) -> None:
+        # Set to zero where they are, which is what they are made as: DeepSpeed refers to them from elsewhere.
+        forget_moments(self._optimizer)
+
     def state_restored(self) -> None:
         weights_from_masters(self._engine.optimizer)
 
@@ -109,12 +113,6 @@ class DeepSpeedEngine(Engine):
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and (part := share(parameter, rank=self.rank)) is not None:
                 yield name, part
-
-    def nonfinite_gradients(self) -> list[str]:
-        from deepspeed.utils import safe_get_full_grad
-
-        gradients = ((name, safe_get_full_grad(each)) for name, each in self.model.named_parameters())
-        return [name for name, gradient in gradients if gradient is not None and not bool(gradient.isfinite().all())]
 
     @property
     def can_repeat_steps(self) -> bool:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from scaling.engines.base import Engine, all_gather
@@ -38,6 +38,7 @@ from scaling.ownership import Owned, fsdp2_owners, fsdp_parameters
 from scaling.recompute import repeated_blocks
 from strategies.decision import Decision
 from strategies.job import Precision
+from strategies.plan import OffloadDevice
 
 GATHERED_IN_16_BITS: Final = {
     Precision.FP16: torch.float16,
@@ -69,7 +70,7 @@ class Fsdp2Engine(Engine):
         self._saved_format = GATHERED_IN_16_BITS[precision] if precision.has_master_weights else None
         _shard(model, decision, device_mesh.init_device_mesh(device.type, (self.data_parallel_size,)))
         self._parameters = [cast(DTensor, each) for each in model.parameters() if each.requires_grad]
-        self._optimizer = make_optimizer(*split_by_decay(model), settings, job=decision.job)
+        self._optimizer = make_optimizer(*split_by_decay(model, settings), settings, job=decision.job)
 
     @contextmanager
     def accumulate(self, *, is_last: bool) -> Iterator[None]:
@@ -103,12 +104,6 @@ class Fsdp2Engine(Engine):
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None:
                 yield name, cast(DTensor, parameter.grad).to_local()
-
-    def nonfinite_gradients(self) -> list[str]:
-        named = [(name, each.grad) for name, each in self.model.named_parameters() if each.requires_grad]
-        counts = [0 if each is None else (~cast(DTensor, each).to_local().isfinite()).sum() for _, each in named]
-        on_all_ranks = self.sum_over_ranks(torch.tensor(counts, device=self.device))
-        return [name for (name, _), count in zip(named, on_all_ranks.tolist(), strict=True) if count]
 
     @property
     def can_repeat_steps(self) -> bool:
@@ -154,7 +149,8 @@ class Fsdp2Engine(Engine):
             factor = gradient_factor(norm, max_norm=self._max_norm, scale=scale)
             if factor is not None:
                 torch._foreach_mul_(shards, factor)
-            self._optimizer.step()
+            with self._watching_updates([each.to_local() for each in self._parameters], shards):
+                self._optimizer.step()
         # Dropped, not zeroed: between steps no gradient exists, and the first reduction of a window brings its own.
         self._optimizer.zero_grad(set_to_none=True)
         return norm
@@ -169,14 +165,14 @@ class Fsdp2Engine(Engine):
 
     def _norm_over_ranks(self, shards: list[torch.Tensor]) -> torch.Tensor:
         """Return the 2-norm of the whole gradient, summed in fp64: one collective of one number."""
-        squared = norm_in_fp64(shards).square()
+        squared = norm_in_fp64(shards).square().to(self.device)  # from the host, where shards rest there
         dist.all_reduce(squared)
         return squared.sqrt().float()
 
     @torch.no_grad()
     def _whole(self, parameter: DTensor) -> torch.Tensor:
         """Return the whole tensor; only the last of the shards that have anything is shorter than the others."""
-        shard = parameter.to_local()
+        shard = parameter.to_local().to(self.device)
         if self._saved_format is not None:
             shard = shard.to(self._saved_format)
         num_rows, *row = parameter.shape
@@ -192,13 +188,22 @@ def _shard(model: nn.Module, decision: Decision, mesh: DeviceMesh) -> None:
     """Shard block after block and then the rest, which is gathered as one and kept from forward to backward."""
     compute = GATHERED_IN_16_BITS.get(decision.job.precision)
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32 if compute else None)
+    place = _place(decision)
     for block in repeated_blocks(model):
         _widen(block, decision.job.precision)
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=decision.plan.reshard_after_forward)
+        reshards = decision.plan.reshard_after_forward
+        fully_shard(block, mesh=mesh, mp_policy=policy, offload_policy=place, reshard_after_forward=reshards)
     _widen(model, decision.job.precision)
-    root = fully_shard(model, mesh=mesh, mp_policy=policy)
+    root = fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=place)
     # A parameter without a gradient on one rank may have one on another, and all must reduce the same tensors.
     root.set_reduce_scatter_unused_params(True)
+
+
+def _place(decision: Decision) -> OffloadPolicy:
+    """Return where shards, their gradients and so the optimizer states rest: all of them on one side."""
+    if decision.plan.offload_param is OffloadDevice.NONE:
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=not decision.cluster.gpu.is_cpu)
 
 
 def _widen(module: nn.Module, precision: Precision) -> None:

@@ -8,6 +8,8 @@ from typing import final
 import torch
 from torch import nn
 
+from scaling.engines.optimizer import copy_lr_scale
+
 NUM_CHUNKS = 16
 """fp32 gradients exist for about this part of the model at a time, or for one larger parameter: our choice, between
 memory and passes over the parameters."""
@@ -24,6 +26,8 @@ class MasterWeights:
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._weights = list(parameters)
         self.masters = [nn.Parameter(weight.detach().float()) for weight in self._weights]
+        for weight, master in zip(self._weights, self.masters, strict=True):
+            copy_lr_scale(weight, master)
         self._by_weight = dict(zip(map(id, self._weights), self.masters, strict=True))
 
     def of(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 INITIAL_MICRO_STEP_ID = -1
 """runtime/zero/stage_1_and_2.py."""
 
@@ -38,3 +40,16 @@ def drop_gradients(optimizer: Any) -> None:
         optimizer.averaged_gradients[group] = None
     for group in optimizer.all_grad_tensors:
         optimizer.all_grad_tensors[group] = None
+
+
+def forget_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Set every state of the optimizer to zero, its counts of steps included."""
+    for states in optimizer.state.values():
+        for name, state in states.items():
+            if isinstance(state, torch.Tensor) and not name.startswith("qmap"):  # bitsandbytes' table of 8-bit numbers
+                state.zero_()
+            elif isinstance(state, int):  # DeepSpeed's own optimizers count in Python
+                states[name] = 0
+    for group in optimizer.param_groups:
+        if "step" in group:
+            group["step"] = 0

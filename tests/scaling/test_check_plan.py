@@ -117,16 +117,16 @@ def test_accumulation_that_contradicts_the_batch_is_refused(zero2: Decision, tmp
         check(wrong, tmp_path)
 
 
-def test_fp16_is_refused_by_name(zero2: Decision, tmp_path: Path) -> None:
-    wrong = replace(zero2, job=replace(zero2.job, precision=Precision.FP16))
-    with pytest.raises(EngineError, match="precision=fp16 cannot be trained under zero2 yet"):
+def test_pure_bf16_beside_the_copy_that_deepspeed_keeps_is_refused_by_name(zero2: Decision, tmp_path: Path) -> None:
+    wrong = replace(zero2, job=replace(zero2.job, precision=Precision.BF16_PURE))
+    with pytest.raises(EngineError, match="precision=bf16-pure cannot be trained under zero2 yet"):
         check(wrong, tmp_path)
 
 
 def test_formats_that_the_gpu_lacks_are_not_recommended(zero2: Decision, tmp_path: Path) -> None:
     cluster = replace(zero2.cluster, gpu=gpu_preset("V100-16GB-SXM2"))
-    wrong = replace(zero2, cluster=cluster, job=replace(zero2.job, precision=Precision.FP16))
-    with pytest.raises(EngineError, match=r"plan again with fp32$"):
+    wrong = replace(zero2, cluster=cluster, job=replace(zero2.job, precision=Precision.BF16))
+    with pytest.raises(EngineError, match=r"plan again with fp32 or fp16 or fp16-autocast$"):
         check(wrong, tmp_path)
 
 
@@ -140,9 +140,10 @@ def test_fused_descent_on_shards_that_torch_does_not_know_is_refused(tmp_path: P
 @pytest.mark.parametrize(
     ("strategy", "change", "message"),
     [
-        ("zero3", {"offload_optimizer": OffloadDevice.NVME}, "offload_optimizer=nvme cannot be trained under zero3"),
-        ("zero2", {"offload_param": OffloadDevice.CPU}, "offload_param=cpu cannot be trained under zero2"),
-        ("ddp", {"offload_optimizer": OffloadDevice.CPU}, "offload_optimizer=cpu cannot be trained under ddp"),
+        ("zero3", {"offload_optimizer": OffloadDevice.NVME}, "offload_optimizer=nvme .* Debian's libaio-dev"),
+        ("zero2", {"offload_param": OffloadDevice.CPU}, "zero2 cannot run with .* offload_param=cpu"),
+        ("ddp", {"offload_optimizer": OffloadDevice.CPU}, "ddp cannot run with offload_optimizer=cpu"),
+        ("fsdp2", {"offload_optimizer": OffloadDevice.CPU}, "fsdp2 cannot run with offload_optimizer=cpu"),
     ],
 )
 def test_offload_that_no_engine_runs_is_refused_by_name(
@@ -150,8 +151,32 @@ def test_offload_that_no_engine_runs_is_refused_by_name(
 ) -> None:
     decision = toy_decision(strategy, world_size=2, accumulation=1)
     fields: dict[str, Any] = dict(change)
-    with pytest.raises(EngineError, match=message):
+    with pytest.raises((EngineError, PlanError), match=message):
         check(replace(decision, plan=replace(decision.plan, **fields)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "optimizer", "is_fused", "message"),
+    [
+        ("zero2", OptimizerName.ADAFACTOR, True, "optimizer=adafactor cannot be trained under zero2"),
+        ("fsdp2", OptimizerName.LION, True, "optimizer=lion cannot be trained under fsdp2"),
+        ("ddp", OptimizerName.ADAMW_8BIT, False, "fused_optimizer=False cannot be trained under ddp .* with True"),
+    ],
+)
+def test_update_rules_that_no_engine_runs_are_refused_by_name(
+    strategy: str, optimizer: OptimizerName, is_fused: bool, message: str, tmp_path: Path
+) -> None:
+    decision = toy_decision(strategy, world_size=2, accumulation=1)
+    job = replace(decision.job, optimizer=optimizer, fused_optimizer=is_fused)
+    with pytest.raises(EngineError, match=message):
+        check(replace(decision, job=job), tmp_path)
+
+
+def test_a_rule_without_its_library_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    decision = toy_decision("ddp", world_size=2, accumulation=1)
+    with pytest.raises(EngineError, match=r"optimizer=lion needs bitsandbytes.*memory-scaling\[optimizers\]"):
+        check(replace(decision, job=replace(decision.job, optimizer=OptimizerName.LION)), tmp_path)
 
 
 def test_a_strategy_without_its_extra_is_refused(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -30,9 +31,15 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return list(json.loads(out.read_text()))
 
 
-def seen(ranks: list[Any], strategy: str, case: str) -> Any:
-    """Return what rank 0 saw, after a check that the other ranks saw the same."""
+ROUNDING = {"fp32": 1e-6, "bf16": 2.0**-9, "fp16": 2.0**-12, "fp16-autocast": 1e-6}
+"""Largest of a weight below one: half its spacing, where it is stored in 16 bits."""
+
+
+def seen(ranks: list[Any], strategy: str, case: str, *, besides: Sequence[str] = ()) -> Any:
+    """Return what rank 0 saw, after a check that the other ranks saw the same, but ``besides``, which may be NaN."""
     everywhere = [rank[strategy][case] for rank in ranks]
+    if besides:
+        everywhere = [{name: value for name, value in each.items() if name not in besides} for each in everywhere]
     assert all(rank == everywhere[0] for rank in everywhere), everywhere
     return everywhere[0]
 
@@ -64,6 +71,47 @@ class TestEveryEngine:
         result = seen(ranks, strategy, "clipped_once")
         assert result["norms"] == pytest.approx([4.0], rel=1e-6)
         assert result["weights"] == pytest.approx([0.0, -1.0], abs=1e-6)
+
+    @pytest.mark.parametrize("precision", ["fp16", "fp16-autocast"])
+    def test_gradients_are_unscaled_before_they_are_clipped(
+        self, ranks: list[Any], strategy: str, precision: str
+    ) -> None:
+        # Lightning #9599, pytorch/examples #1196: clipped first, with a scale of 1024, about (-0.000586, -0.000781).
+        result = seen(ranks, strategy, f"unscaled_before_clipping_{precision}")
+        assert result["norms"] == pytest.approx([5.0], rel=1e-6)
+        assert result["weights"] == pytest.approx([-0.6, -0.8], abs=ROUNDING[precision])
+        once = seen(ranks, strategy, f"clipped_once_{precision}")
+        assert once["norms"] == pytest.approx([4.0], rel=1e-6)
+        assert once["weights"] == pytest.approx([0.0, -1.0], abs=ROUNDING[precision])
+
+    @pytest.mark.parametrize("precision", ["fp16", "fp16-autocast"])
+    def test_overflow_on_one_rank_skips_the_step_on_all(self, ranks: list[Any], strategy: str, precision: str) -> None:
+        # A first step of AdamW moves by the learning rate, a quarter, whatever the gradient. Had the skipped one been
+        # counted in its bias corrections, it would be (0.1 / 0.19) / sqrt(0.001 / 0.001999) = 0.744 of that.
+        result = seen(ranks, strategy, f"overflow_{precision}")
+        assert result["outcomes"] == ["overflow", "applied"]
+        assert result["norms"][1:] == pytest.approx([1.0], rel=1e-3)
+        assert result["scale"] == 512.0
+        assert result["num_updates"] == 1
+        assert result["weights"] == pytest.approx([-0.25], abs=ROUNDING[precision])
+
+    @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+    def test_infinite_gradient_changes_neither_weights_nor_moments(
+        self, ranks: list[Any], strategy: str, precision: str
+    ) -> None:
+        result = seen(ranks, strategy, f"infinite_{precision}", besides=("losses", "norms"))
+        assert result["outcomes"] == ["not-finite", "applied"]
+        assert result["scale"] == 1.0
+        assert result["num_updates"] == 1
+        assert result["weights"] == pytest.approx([-0.25], abs=ROUNDING[precision])
+
+    def test_gradient_that_is_not_finite_is_named(self, ranks: list[Any], strategy: str) -> None:
+        assert seen(ranks, strategy, "nonfinite_gradients") == ["scorer.weight"]
+
+    def test_output_that_is_not_finite_is_named_on_every_rank(self, ranks: list[Any], strategy: str) -> None:
+        # Infinity times a weight of zero: one of the sample's four tokens.
+        where = f"the output of scorer (Linear), in 1 of 4 elements, on rank {len(ranks) - 1}"
+        assert seen(ranks, strategy, "named") == f"the first tensor that is not finite is {where}"
 
     def test_norm_is_over_all_shards_and_counts_replicas_once(self, ranks: list[Any], strategy: str) -> None:
         # pytorch #72548: per shard 3 and 4; with two replicas counted sqrt(2) * 5 = 7.07.

@@ -33,7 +33,8 @@ class Toy(nn.Module):
         nn.init.zeros_(self.scorer.weight)
 
     def forward(self, input_ids: torch.Tensor) -> CausalLMOutput:
-        score = self.scorer(self.table[input_ids])
+        # FSDP2 gathers weights in another format than that of buffers.
+        score = self.scorer(self.table[input_ids].to(self.scorer.weight.dtype))
         return CausalLMOutput(logits=torch.cat([score, self.rival.expand_as(score)], dim=-1))
 
 

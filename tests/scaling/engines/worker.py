@@ -10,7 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,16 @@ import scaling.engines.ddp
 import scaling.engines.deepspeed
 import scaling.engines.fsdp2
 from scaling.batch import weightless
+from scaling.checkpoint.random_states import random_states
 from scaling.engines.base import Engine
 from scaling.engines.build import build_engine
+from scaling.engines.loss_scale import UpdateState
 from scaling.engines.optimizer import OptimizerSettings
 from scaling.launch_env import end_process_group, join_process_group, read_launch_environment
-from scaling.loop import evaluate, train_step
+from scaling.loop import accumulate_gradients, evaluate, train_step
 from scaling.meter import NoMeter
+from scaling.models import DTYPES
+from scaling.nonfinite import Repeatable, first_nonfinite
 from strategies.job import Job, Precision
 from tests.scaling.decisions import toy_decision
 from tests.scaling.engines.toy import LN_2, Gradient, Tokens, Toy
@@ -46,6 +50,9 @@ class Case:
     learning_rate: float = 0.0
     """Of plain SGD: the weights move by minus this times the clipped gradient."""
     loss: float = LN_2
+    precision: Precision = Precision.FP32
+    scale: float | None = None
+    """Of the loss, at the start."""
 
     def of_rank(self, rank: int) -> Sequence[Window]:
         return self.per_rank[rank] if self.per_rank else self.windows
@@ -61,6 +68,10 @@ class Seen:
     """Of the scorer after the last window."""
     names: list[str] = field(default_factory=list)
     """Of all gathered parameters."""
+    outcomes: list[str] = field(default_factory=list)
+    scale: float = 1.0
+    """After the last window."""
+    num_updates: int = 0
 
 
 ONE, FOUR = (1.0,), (4.0,)
@@ -77,7 +88,27 @@ CASES = {
     "short_last_window": Case(windows=[[[(i,)] for i in window] for window in ((1, 2, 3, 4), (5, 6, 7, 8), (9, 10))]),
     "micro_batch_without_labels": Case(windows=[[[FOUR], []], [[], [ONE]]]),
 }
+BY_PRECISION = {
+    f"{name}_{precision}": replace(case, precision=precision, scale=1024.0)
+    for precision in (Precision.FP16, Precision.FP16_AUTOCAST)
+    for name, case in {
+        "unscaled_before_clipping": Case(windows=[[[(3.0, 4.0)]]], max_norm=1.0, learning_rate=1.0),
+        "clipped_once": CASES["clipped_once"],
+    }.items()
+}
+CASES |= BY_PRECISION
 TWO_RANK_CASES = {"tokens_on_ranks": Case(per_rank=[[[[FOUR]]], [[[ONE, ONE, ONE]]]])}
+TOO_LARGE = (200.0,)
+"""Times a loss scale of 1024 beyond the largest fp16 number, 65504, also after a mean over two ranks."""
+INFINITE = (float("inf"),)
+# The first window is bad on one rank; in the good one that follows a first step of AdamW moves by its learning rate.
+AFTER_A_BAD_WINDOW = {
+    "overflow_fp16": Case(windows=[[[TOO_LARGE]], [[ONE]]], precision=Precision.FP16, scale=1024.0),
+    "overflow_fp16-autocast": Case(windows=[[[TOO_LARGE]], [[ONE]]], precision=Precision.FP16_AUTOCAST, scale=1024.0),
+    "infinite_fp32": Case(windows=[[[INFINITE]], [[ONE]]]),
+    "infinite_bf16": Case(windows=[[[INFINITE]], [[ONE]]], precision=Precision.BF16),
+    "infinite_fp16": Case(windows=[[[INFINITE]], [[ONE]]], precision=Precision.FP16, scale=1.0),
+}
 
 
 def main(out: Path) -> None:
@@ -90,8 +121,13 @@ def main(out: Path) -> None:
         mine[strategy] = {name: asdict(run_case(case, strategy)) for name, case in cases.items()}
         mine[strategy]["evaluation"] = run_evaluation(strategy)
         with_adamw()
+        mine[strategy] |= {
+            name: asdict(run_case(on_rank_0(case), strategy)) for name, case in AFTER_A_BAD_WINDOW.items()
+        }
         mine[strategy]["slow_weights"] = run_slow_weights(strategy)
         mine[strategy]["not_finite"] = run_not_finite(strategy)
+        mine[strategy]["nonfinite_gradients"] = run_nonfinite_gradients(strategy)
+        mine[strategy]["named"] = run_named(strategy)
     all_ranks: list[Any] = [None] * launch.world_size
     dist.all_gather_object(all_ranks, mine)
     if launch.is_main:
@@ -101,16 +137,22 @@ def main(out: Path) -> None:
 
 def run_case(case: Case, strategy: str) -> Seen:
     tokens, seen = Tokens(), Seen()
-    for gradient in (gradient for rank in case.per_rank for window in rank for micro in window for gradient in micro):
+    windows_of_all = [window for rank in case.per_rank for window in reversed(rank)]  # padding is no bad token
+    for gradient in (gradient for window in windows_of_all for micro in window for gradient in micro):
         tokens.id(gradient)  # the same table on every rank
     windows = [[tokens.batch(micro) for micro in window] for window in case.of_rank(dist.get_rank())]
     accumulation = max(len(window) for window in windows)
-    engine = make_engine(Toy(tokens.gradients, loss=case.loss), strategy, accumulation, max_norm=case.max_norm)
+    model = Toy(tokens.gradients, loss=case.loss).to(DTYPES[case.precision])
+    engine = make_engine(model, strategy, accumulation, max_norm=case.max_norm, precision=case.precision)
     engine.set_learning_rate(case.learning_rate)
+    if case.scale:
+        engine.load_update_state(UpdateState(scale=case.scale))
     for window in windows:
         result = train_step(engine, window)
         seen.losses.append(float(result.mean_loss))
         seen.norms.append(float(result.grad_norm))
+        seen.outcomes.append(result.outcome)
+    seen.scale, seen.num_updates = engine.update_state.scale, engine.update_state.num_updates
     for name, parameter in engine.gathered_parameters():
         seen.names.append(name)
         if name == "scorer.weight":
@@ -157,6 +199,38 @@ def run_not_finite(strategy: str) -> float:
     norm = float(train_step(engine, [batch]).grad_norm)
     engine.close()
     return norm
+
+
+def on_rank_0(case: Case) -> Case:
+    """Return the case with its first window on rank 0 only; other ranks have two good tokens there."""
+    bad, *good = case.windows
+    others = [[[ONE] for _ in bad], *good]
+    return replace(case, learning_rate=0.25, per_rank=[case.windows] + [others] * (dist.get_world_size() - 1))
+
+
+def run_nonfinite_gradients(strategy: str) -> list[str]:
+    """Return which gradients are named after a window whose last micro batch has an infinite one."""
+    tokens = Tokens()
+    micro_batches = [tokens.batch([(1.0,)]), tokens.batch([INFINITE])]
+    engine = make_engine(Toy(tokens.gradients), strategy, 2)
+    accumulate_gradients(engine, micro_batches)
+    names = engine.nonfinite_gradients()
+    engine.close()
+    return names
+
+
+def run_named(strategy: str) -> str:
+    """Return what is said about a window whose last micro batch has an infinite token on the last rank."""
+    tokens = Tokens()
+    good, bad = tokens.batch([ONE]), tokens.batch([INFINITE])
+    engine = make_engine(Toy(tokens.gradients), strategy, 2)
+    is_bad = dist.get_rank() == dist.get_world_size() - 1
+    repeatable = Repeatable(
+        micro_batches=[good, bad if is_bad else good], random_states=random_states(torch.device("cpu"))
+    )
+    text = first_nonfinite(engine, repeatable)
+    engine.close()
+    return text
 
 
 def make_engine(
