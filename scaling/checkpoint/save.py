@@ -13,7 +13,7 @@ from pathlib import Path
 from scaling.checkpoint.errors import CheckpointError
 from scaling.checkpoint.manifest import MANIFEST_FILE, FileEntry, Manifest, TrainingState, write_manifest
 from scaling.checkpoint.meeting import Meeting
-from scaling.checkpoint.names import PARTIAL, REPLACED, checkpoint_name
+from scaling.checkpoint.names import PARTIAL, REPLACED, checkpoint_name, remove_checkpoint
 from scaling.checkpoint.snapshot import Snapshot
 from scaling.checkpoint.tensor_file import NamedTensor, write_tensors
 from scaling.disk import what_failed
@@ -106,9 +106,11 @@ def _complete(partial: Path, manifest: Manifest, documents: Mapping[str, str]) -
         write_manifest(replace(manifest, files=(*manifest.files, *texts)), partial / MANIFEST_FILE)
         _to_disk(partial / MANIFEST_FILE)
         _to_disk(partial)
-        _set_aside(target)
+        replaced = _set_aside(target)
         partial.rename(target)
         _to_disk(target.parent)
+        if replaced is not None:
+            remove_checkpoint(replaced)
     except OSError as error:
         raise CheckpointError(f"cannot write a checkpoint to {what_failed(target, error)}") from error
     return target
@@ -121,10 +123,11 @@ def _document(path: Path, text: str) -> FileEntry:
     return FileEntry(name=path.name, rank=0, num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
 
 
-def _set_aside(target: Path) -> None:
-    """Make room for a checkpoint of a step that has one; until the new one is there the old one is found."""
-    if target.exists():
-        target.rename(target.with_name(f".{target.name}.{uuid.uuid4().hex}{REPLACED}"))
+def _set_aside(target: Path) -> Path | None:
+    """Rename a checkpoint whose place another of the same step takes; until that is there it is found by this name."""
+    if not target.exists():
+        return None
+    return target.rename(target.with_name(f".{target.name}.{uuid.uuid4().hex}{REPLACED}"))
 
 
 def _to_disk(path: Path) -> None:

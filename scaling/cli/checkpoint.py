@@ -71,6 +71,30 @@ def export(
     typer.echo(as_json.dumps({"checkpoint": str(source), "model": str(out)}) if json else text)
 
 
+@app.command("import")
+def import_(
+    where: Annotated[
+        Path, typer.Argument(help="Folder that DeepSpeed's save_checkpoint() has written.", metavar="DIR")
+    ],
+    model: Annotated[str, typer.Option(help="What was trained: a preset, folder or config.json.", metavar="MODEL")],
+    out: Annotated[Path, typer.Option(help="Folder to write, which must not exist.", metavar="DIR")],
+    json: options.AsJson = False,
+) -> None:
+    """Write the weights of a DeepSpeed checkpoint (stage 1, 2 or 3) as a model folder, from which a run can start.
+
+    It is unpickled, by DeepSpeed's own converter: take folders only from places you trust.
+    """
+    import json as as_json
+
+    from scaling.checkpoint_import import import_deepspeed_checkpoint
+    from scaling.ranks import results_only_on_stdout
+
+    with results_only_on_stdout():
+        num_parameters = import_deepspeed_checkpoint(where, model=model, out=out)
+    text = f"{out}: {num_parameters:,} parameters in fp32, opened with from_pretrained and equal to {where}"
+    typer.echo(as_json.dumps({"model": str(out), "num_parameters": num_parameters}) if json else text)
+
+
 def _look(where: Path, *, checksums: bool, json: bool) -> None:
     import json as as_json
 

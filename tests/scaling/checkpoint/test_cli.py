@@ -1,0 +1,99 @@
+"""``scaling checkpoint`` on checkpoints of a real run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from typer.testing import CliRunner, Result
+
+from scaling.checkpoint.errors import CheckpointError
+from scaling.cli import app
+from scaling.train import main
+from strategies.job import Precision
+from tests.scaling.checkpoint.alone import damaged
+from tests.scaling.decisions import TINY_LLAMA, plan_tiny
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module", params=[Precision.FP32, Precision.BF16], ids=str)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The out folder of a run of a tied model with three checkpoints."""
+    folder = tmp_path_factory.mktemp("cli")
+    before = dict(os.environ)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        os.environ.pop(name, None)
+    config = TINY_LLAMA | {"tie_word_embeddings": True}
+    plan = plan_tiny(folder / "plan", "ddp", world_size=1, config=config, precision=request.param)
+    flags = ["--steps", 3, "--save-every", 1, "--keep-last", 0, "--eval-every", 1, "--eval-batches", 1]
+    assert main([str(each) for each in ["--plan", plan, "--out", folder / "run", "--measure-steps", 0, *flags]]) == 0
+    yield folder / "run"
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(app, ["checkpoint", *map(str, words)])
+
+
+def test_inspect_tells_step_and_sizes(run: Path) -> None:
+    found = json.loads(call("inspect", run, "--json").stdout)
+    assert [each["step"] for each in found] == [3, 2, 1]
+    num_parameters = 288 * 32 + 2 * (32 * 32 * 2 + 32 * 16 * 2 + 3 * 32 * 64 + 2 * 32) + 32  # by hand, from the config
+    assert found[0]["num_parameters"] == num_parameters
+    # fp32 masters and two moments, 4 bytes each (Rajbhandari et al. 2020, section 3.1); one count of steps a tensor.
+    kinds = found[0]["bytes_by_kind"]
+    assert [kinds[kind] for kind in ("weight", "exp_avg", "exp_avg_sq")] == [4 * num_parameters] * 3
+    assert found[0]["eval_loss"] < found[2]["eval_loss"]
+    assert found[0]["problem"] is None
+    assert f"{num_parameters:,} parameters" in call("inspect", run / "checkpoints" / "step-00000002").stdout
+
+
+def test_verify_reads_every_byte_and_inspect_does_not(run: Path) -> None:
+    assert call("verify", run).exit_code == 0
+    with damaged(run / "checkpoints" / "step-00000002" / "rank00000-000.safetensors"):
+        assert call("inspect", run).exit_code == 0
+        result = call("verify", run)
+        assert result.exit_code == 2
+        assert "step-00000002: cannot be gone on from" in result.stdout
+        assert "rank00000-000.safetensors is damaged" in result.stdout
+
+
+def test_export_is_the_model_that_the_run_left(run: Path, tmp_path: Path) -> None:
+    result = call("export", run, "--out", tmp_path / "model")
+    assert result.exit_code == 0, result.output
+    exported, left = (load_file(folder / "model.safetensors") for folder in (tmp_path / "model", run / "final"))
+    assert exported.keys() == left.keys()
+    assert "lm_head.weight" not in exported
+    for name, tensor in left.items():
+        assert exported[name].dtype == tensor.dtype
+        assert torch.equal(exported[name], tensor)
+    models = [transformers.AutoModelForCausalLM.from_pretrained(each) for each in (tmp_path / "model", run / "final")]
+    ids = torch.tensor([[1, 2, 3, 4]])
+    assert torch.equal(models[0](ids).logits, models[1](ids).logits)
+    assert models[0].lm_head.weight is models[0].model.embed_tokens.weight
+
+
+def test_export_takes_the_latest_whole_one(run: Path, tmp_path: Path) -> None:
+    with damaged(run / "checkpoints" / "step-00000003" / "rank00000-000.safetensors"):
+        result = call("export", run, "--out", tmp_path / "model", "--json")
+    assert json.loads(result.stdout)["checkpoint"].endswith("step-00000002")
+
+
+def test_a_folder_without_checkpoints_is_said_to_be_one(tmp_path: Path) -> None:
+    result = call("inspect", tmp_path)
+    assert isinstance(result.exception, CheckpointError)
+    assert "is no checkpoint and has none in it" in str(result.exception)
+
+
+def test_prune_keeps_the_last_and_the_best(run: Path) -> None:  # the last test: it removes
+    result = call("prune", run, "--keep-last", 1, "--keep-best", 1, "--json")
+    assert [Path(each).name for each in json.loads(result.stdout)] == ["step-00000002", "step-00000001"]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000003"]
