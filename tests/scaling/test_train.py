@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -115,3 +118,23 @@ def test_a_broken_launch_is_refused(
 ) -> None:
     monkeypatch.setenv("RANK", "0")
     assert "the environment has RANK but not" in refused(capfd, *flags_for(tmp_path, tmp_path / "plan.json"))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "expandable_segments:True"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64"),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, None),  # torch 2.9's name for the same; both must not differ
+    ],
+)
+def test_the_allocator_is_told_to_grow_segments_before_torch_is_imported(
+    given: dict[str, str], expected: str | None
+) -> None:
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    environment = {name: value for name, value in os.environ.items() if name not in names} | given
+    code = "import os, sys, scaling.train; print(os.environ.get('PYTORCH_CUDA_ALLOC_CONF'), 'torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == [str(expected), "False"]

@@ -7,8 +7,9 @@ import torch
 import transformers
 
 from scaling.engines.gradient_norm import clip_factor, global_norm
-from scaling.engines.optimizer import OptimizerSettings, make_adamw, split_by_decay
+from scaling.engines.optimizer import OptimizerSettings, make_adamw, make_optimizer, split_by_decay
 from scaling.storage_log import StorageLog
+from strategies.job import Job, OptimizerName
 
 SETTINGS = OptimizerSettings(weight_decay=0.1)
 SHAPES = [(513, 257), (1001, 33), (77,), (5,)]
@@ -94,3 +95,42 @@ def test_clip_factor_matches_torch() -> None:
         assert float(clip_factor(torch.tensor(norm), max_norm=1.0)) * norm / 2 == pytest.approx(
             float(parameter.grad[0]), rel=1e-6
         )
+
+
+def rule(name: OptimizerName, *, fused: bool = True) -> tuple[torch.nn.Parameter, torch.optim.Optimizer]:
+    """Return a matrix of twos with gradients of five, and the job's rule for it with a learning rate of 0.01."""
+    matrix = torch.nn.Parameter(torch.full((64, 128), 2.0))
+    matrix.grad = torch.full((64, 128), 5.0)
+    job = Job(seq_len=8, global_batch_size=1, optimizer=name, fused_optimizer=fused)
+    optimizer = make_optimizer([matrix], [], SETTINGS, job=job)
+    optimizer.param_groups[0]["lr"] = 0.01
+    return matrix, optimizer
+
+
+def test_lion_matches_the_formula() -> None:
+    # Chen et al. 2023, arXiv:2302.06675, algorithm 2: decay, then the sign of the gradient.
+    matrix, optimizer = rule(OptimizerName.LION)
+    optimizer.step()
+    assert matrix[0, 0].item() == pytest.approx(2.0 * (1 - 0.01 * 0.1) - 0.01, rel=1e-6)
+    momentum = optimizer.state[matrix]["state1"]
+    assert float(momentum[0, 0]) == pytest.approx(0.01 * 5.0, rel=1e-5)
+
+
+def test_8_bit_adamw_matches_the_formula_and_keeps_bytes() -> None:
+    # A block of equal numbers is its own scale, so nothing is rounded: the first step of AdamW.
+    matrix, optimizer = rule(OptimizerName.ADAMW_8BIT)
+    optimizer.step()
+    assert matrix[0, 0].item() == pytest.approx(2.0 * (1 - 0.01 * 0.1) - 0.01, rel=1e-6)
+    moments = [optimizer.state[matrix][name] for name in ("state1", "state2")]
+    assert all(moment.dtype == torch.uint8 and moment.shape == matrix.shape for moment in moments)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_adafactor_matches_the_formula_and_keeps_sums(fused: bool) -> None:
+    # Shazeer and Stern 2018, arXiv:1804.04235, algorithm 4: equal gradients give an update of one, times the relative
+    # step min(0.01, 1 / sqrt(1)) and the weights' root mean square, 2.
+    matrix, optimizer = rule(OptimizerName.ADAFACTOR, fused=fused)
+    optimizer.step()
+    assert matrix[0, 0].item() == pytest.approx(2.0 * (1 - 0.01 * 0.1) - 0.01 * 2.0, rel=1e-4)
+    sums = [state.numel() for name, state in optimizer.state[matrix].items() if name != "step"]
+    assert sorted(sums) == [64, 128]
