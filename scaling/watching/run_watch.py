@@ -121,7 +121,7 @@ class RunWatch:
             times=times,
             tokens_per_s=tokens_per_s,
             mfu=self._utilisation.mfu(tokens_per_s) if self._utilisation else None,
-            grad_norm_clipped=_clipped(numbers.grad_norm, max_norm=self._max_norm),
+            grad_norm_clipped=clipped_norm(numbers.grad_norm, max_norm=self._max_norm),
             slowest_data_s=max(rank.data_s for rank in ranks),
             peak_allocated_bytes=int(max(rank.peak_allocated_bytes for rank in ranks)) or None,
             peak_reserved_bytes=int(max(rank.peak_reserved_bytes for rank in ranks)) or None,
@@ -141,7 +141,7 @@ class RunWatch:
         together(partial(_raise_if, self._failure))
 
 
-def _clipped(norm: float, *, max_norm: float) -> float | None:
+def clipped_norm(norm: float, *, max_norm: float) -> float | None:
     """Return the norm after clipping, as the engines clip; None where there was no update."""
     if not math.isfinite(norm):
         return None
