@@ -47,10 +47,10 @@ def module_snippets() -> list[tuple[str, int]]:
     return found
 
 
-def shape_words(index: int) -> tuple[int, str]:
-    """Return the kind of picture ``index``, as an index into `SHAPES`, and its caption."""
+def shape_words(index: int) -> tuple[int, int, str]:
+    """Return of picture ``index`` its places in `SHAPES` and `COLOURS`, and its caption."""
     shape, colour, _ = _drawn(index)
-    return shape, f"a {list(COLOURS)[colour]} {SHAPES[shape]}"
+    return shape, colour, f"a {list(COLOURS)[colour]} {SHAPES[shape]}"
 
 
 def shape_picture(index: int) -> NDArray[np.uint8]:

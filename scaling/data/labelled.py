@@ -79,7 +79,7 @@ def read_labels(rows: Rows, column: str, *, num_labels: int) -> Labels:
         raise DataError(f"{column} of {rows.description} must be whole numbers or texts, but it holds {shown}")
     if are_numbers and min(values) < 0:
         raise DataError(f"{column} of {rows.description} holds {min(values)}; classes are counted from 0")
-    names = named or ([str(number) for number in range(max(values) + 1)] if are_numbers else sorted(values))
+    names = named or ([str(number) for number in range(max(values) + 1)] if are_numbers else sorted(map(str, values)))
     if len(names) > num_labels:
         raise DataError(
             f"{column} of {rows.description} has {len(names)} classes, but the model tells num_labels={num_labels} "

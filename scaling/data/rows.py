@@ -14,7 +14,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling.data.demos import MODULES, SHAPES, module_snippets, shape_picture, shape_words
+from scaling.data.demos import COLOURS, MODULES, SHAPES, module_snippets, shape_picture, shape_words
 from scaling.data.errors import DataError
 from scaling.data.paths import expand_home
 from scaling.data.permutation import permute
@@ -113,24 +113,24 @@ class ModuleRows(Rows):
 
 @final
 class ShapeRows(Rows):
-    """Drawn pictures of one coloured shape each, with its kind and a caption."""
+    """Drawn pictures of one coloured shape each, with its kind, its colour and a caption."""
 
     description = "builtin:shapes"
-    columns = ("image", "label", "text")
+    columns = ("image", "label", "colour", "text")
     num_rows = 4096
 
     def __len__(self) -> int:
         return self.num_rows
 
     def row(self, index: int) -> Mapping[str, Any]:
-        shape, text = shape_words(index)
-        return {"image": shape_picture(index), "label": shape, "text": text}
+        shape, colour, text = shape_words(index)
+        return {"image": shape_picture(index), "label": shape, "colour": colour, "text": text}
 
     def identity(self) -> str:
         return "builtin:shapes, version 1"
 
     def class_names(self, column: str) -> Sequence[str] | None:
-        return SHAPES if column == "label" else None
+        return {"label": SHAPES, "colour": tuple(COLOURS)}.get(column)
 
 
 @final

@@ -23,7 +23,7 @@ def vocabulary(config: Any) -> int | None:
 
 def image_tokens(config: Any) -> int:
     """Return the positions that one image takes in a vision transformer: its patches and the class token."""
-    return (config.image_size // config.patch_size) ** 2 + 1
+    return int(config.image_size // config.patch_size) ** 2 + 1
 
 
 def example_batch(kind: TaskKind, config: Any, *, micro_batch_size: int, seq_len: int) -> Batch:
