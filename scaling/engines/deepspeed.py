@@ -169,7 +169,7 @@ def import_deepspeed(device: torch.device) -> Any:
     # on a lock that a killed process leaves behind, and repeat when another ninja touches the cache. Without them the
     # same calls go to gloo (deepspeed 0.19.8, comm/torch.py, build_shm_op).
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    if device.type == "cpu":
+    if device.type != "cuda":
         # It wants arithmetic units for fp16; torch 2.13 computes in it on every CPU, slowly without them.
         deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
     # Its calls of collectives that torch 2.13 renamed; nobody here can change them.
