@@ -25,10 +25,10 @@ if "PYTORCH_ALLOC_CONF" not in os.environ:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train as the flags say; return the process's exit code: 0 done, 2 bad input.
+    """Train as the flags say; return the process's exit code: 0 done or stopped and saved, 2 bad input.
 
     Raises:
-        SystemExit: 130 after Ctrl-C, 143 after SIGTERM.
+        SystemExit: 130 after Ctrl-C, 143 after SIGTERM before or after training.
     """
     rank = 0
     try:
@@ -51,9 +51,9 @@ def _train(argv: Sequence[str], launch: LaunchEnvironment, status: RunStatus) ->
         from scaling.training_run import prepare, run
         from strategies.serialize import to_json
 
-        summary = run(prepare(config, launch, environ=os.environ), config, launch, status=status)
+        outcome = run(prepare(config, launch, environ=os.environ), config, launch, status=status)
         if launch.is_main:
-            results.write(to_json(summary) if arguments.json else "\n".join(summary.lines()) + "\n")
+            results.write(to_json(outcome) if arguments.json else "\n".join(outcome.lines()) + "\n")
 
 
 if __name__ == "__main__":

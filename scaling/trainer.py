@@ -10,9 +10,10 @@ from scaling.engines.base import Engine
 from scaling.engines.loss_scale import Outcome
 from scaling.errors import TrainingError
 from scaling.loop import evaluate, train_step
-from scaling.nonfinite import RandomState, Repeatable, StepFacts, settle
+from scaling.nonfinite import Repeatable, StepFacts, settle
+from scaling.recovery.guard import RunGuard
 from scaling.saving import Saving
-from scaling.schedule import learning_rate_at
+from scaling.schedule import LearningRate
 from scaling.train_config import TrainConfig
 from scaling.training_data import TrainingData
 from scaling.watching.records import EvaluationRecord, Record, StepRecord
@@ -20,45 +21,66 @@ from scaling.watching.run_watch import RunWatch
 
 
 def train(
-    engine: Engine, data: TrainingData, config: TrainConfig, *, watch: RunWatch, saving: Saving, first_step: int
+    engine: Engine,
+    data: TrainingData,
+    config: TrainConfig,
+    *,
+    watch: RunWatch,
+    saving: Saving,
+    guard: RunGuard,
+    first_step: int,
 ) -> Iterator[Record]:
     """Yield a record after every optimizer step and every evaluation, the same on all ranks; save when that is due.
 
-    ``first_step``: how many are done already.
+    Where a rank was asked to stop, all save and end after that step. ``first_step``: how many are done already.
 
     Raises:
         CheckpointError: a checkpoint could not be written.
         TrainingError: loss or gradient norm is not finite, or a global batch has nothing to learn from.
     """
-    for step in range(first_step, config.steps):
-        yield _step(engine, data, config, watch=watch, step=step)
-        yield from watch.layers()
-        is_last, eval_loss = step + 1 == config.steps, None
-        if config.eval_every and (is_last or (step + 1) % config.eval_every == 0):
-            evaluation = _evaluation(engine, data, step=step + 1)
-            eval_loss = evaluation.eval_loss
-            yield evaluation
-        if saving.is_due(step + 1):  # after the records of the step are written, since a resumed run keeps those
-            saving.save(engine, step=step + 1, eval_loss=eval_loss)
+    rate = saving.rate
+    try:
+        for step in range(first_step, config.steps):
+            yield _step(engine, data, config, rate=rate, watch=watch, guard=guard, step=step)
+            yield from watch.layers()
+            is_last, eval_loss = step + 1 == config.steps, None
+            if guard.agreement.stops and not is_last:  # before an evaluation: who asked may not wait for long
+                saving.save(engine, step=step + 1)
+                return
+            if config.eval_every and (is_last or (step + 1) % config.eval_every == 0):
+                evaluation = _evaluation(engine, data, guard=guard, step=step + 1)
+                eval_loss = evaluation.eval_loss
+                rate.observe(eval_loss)
+                yield evaluation
+            if saving.is_due(step + 1):  # after the records of the step are written, since a resumed run keeps those
+                saving.save(engine, step=step + 1, eval_loss=eval_loss, wait=False)
+    finally:
+        saving.finish()
 
 
-def _step(engine: Engine, data: TrainingData, config: TrainConfig, *, watch: RunWatch, step: int) -> StepRecord:
+def _step(
+    engine: Engine,
+    data: TrainingData,
+    config: TrainConfig,
+    *,
+    rate: LearningRate,
+    watch: RunWatch,
+    guard: RunGuard,
+    step: int,
+) -> StepRecord:
     watch.begin_step(step + 1)
-    learning_rate = learning_rate_at(
-        engine.update_state.num_updates,  # not the step: one that is skipped does not advance the schedule
-        peak=config.learning_rate,
-        schedule=config.schedule,
-        warmup_steps=config.warmup_steps,
-        num_steps=config.steps,
-    )
+    guard.progress.begin_step(step + 1)
+    # Not of the step: one that is skipped does not advance the schedule.
+    learning_rate = rate.at(engine.update_state.num_updates)
     engine.set_learning_rate(learning_rate)
     scale = engine.update_state.scale
     with watch.clock.waiting_for_data():
-        micro_batches = data.micro_batches(step, rank=engine.rank, world_size=engine.data_parallel_size)
-    repeatable = Repeatable(micro_batches=micro_batches, random_state=RandomState.now(engine.device))
-    result = train_step(engine, micro_batches, observer=watch)
+        planned = data.micro_batches(step, rank=engine.rank, world_size=engine.data_parallel_size)
+        micro_batches = list(guard.ladder.cut(planned, engine.task))
+    repeatable = Repeatable.of(micro_batches, engine, policy=config.nonfinite)
+    result = train_step(engine, micro_batches, observer=watch, gradients=guard.ladder.add_gradients)
     numbers = result.read()  # waits for the device, so the time is right
-    sight = watch.see(numbers, num_tokens=data.order.global_batch_size * data.train.seq_len)
+    sight = watch.see(numbers, num_tokens=data.order.global_batch_size * data.seq_len)
     watch.end_step()
     if not numbers.num_loss_units:
         raise TrainingError(f"step {step + 1}: nothing in the global batch has a label; check the data")
@@ -78,6 +100,7 @@ def _step(engine: Engine, data: TrainingData, config: TrainConfig, *, watch: Run
         grad_norm=numbers.grad_norm,
         grad_norm_clipped=sight.grad_norm_clipped,
         lr=learning_rate,
+        lr_groups=engine.learning_rates,
         skipped=result.outcome is not Outcome.APPLIED,
         loss_scale=scale if scale != 1.0 else None,
         tokens_per_s=sight.tokens_per_s,
@@ -95,9 +118,11 @@ def _step(engine: Engine, data: TrainingData, config: TrainConfig, *, watch: Run
     )
 
 
-def _evaluation(engine: Engine, data: TrainingData, *, step: int) -> EvaluationRecord:
+def _evaluation(engine: Engine, data: TrainingData, *, guard: RunGuard, step: int) -> EvaluationRecord:
     start = time.perf_counter()
-    result = evaluate(engine, data.evaluation_batches(rank=engine.rank, world_size=engine.data_parallel_size))
+    batches = data.evaluation_batches(rank=engine.rank, world_size=engine.data_parallel_size)
+    in_passes = guard.ladder.cut(batches, engine.task)
+    result = evaluate(engine, guard.progress.through(in_passes, "evaluation, batch"))
     if not math.isfinite(result.mean_loss):
         raise TrainingError(f"step {step}: eval_loss={result.mean_loss}; lower the learning rate, or check the data")
     return EvaluationRecord(
@@ -105,4 +130,5 @@ def _evaluation(engine: Engine, data: TrainingData, *, step: int) -> EvaluationR
         eval_loss=result.mean_loss,
         eval_tokens=result.num_loss_units,
         eval_time_s=time.perf_counter() - start,
+        eval_metrics=result.metrics,
     )

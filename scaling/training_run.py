@@ -23,13 +23,16 @@ from scaling.disk import writing
 from scaling.engines.base import Engine
 from scaling.engines.build import build_engine
 from scaling.engines.optimizer import OptimizerSettings
-from scaling.errors import TrainingError
 from scaling.export import export_model, gather_state
 from scaling.interrupt import RunStatus
 from scaling.launch_env import LaunchEnvironment, join_process_group, leave_process_group
+from scaling.lr_scales import parse_lr_scales
 from scaling.memory_watch import MemoryWatch
 from scaling.models import InitialWeights, build_config, build_model, choose_weights
 from scaling.ranks import together
+from scaling.recovery.dry_run import beside_prediction, dry_run, is_rehearsed
+from scaling.recovery.guard import GROUP_PATIENCE_S, RunGuard
+from scaling.recovery.stopped import Stopped
 from scaling.run_folder import (
     CONFIG_FILE,
     FINAL_FOLDER,
@@ -40,10 +43,12 @@ from scaling.run_folder import (
     open_run_folder,
 )
 from scaling.saving import Saving, check_resume, continues, moves_aside
+from scaling.tasks.example import vocabulary
 from scaling.train_config import TrainConfig
 from scaling.trainer import train
 from scaling.training_data import TrainingData, open_training_data
 from scaling.watching.earlier import keep_until
+from scaling.watching.loggers import check_loggers, open_loggers
 from scaling.watching.profiler import ProfilerWindow
 from scaling.watching.records import Record
 from scaling.watching.reporter import Reporter
@@ -56,7 +61,6 @@ from strategies.errors import ScalingError
 from strategies.estimate import Phase
 from strategies.load_model import model_spec, resolve_model
 from strategies.serialize import read_json, to_json
-from strategies.units import format_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -87,10 +91,12 @@ def prepare(config: TrainConfig, launch: LaunchEnvironment, *, environ: Mapping[
     check_estimate(decision, spec)
     model_config = build_config(resolved)
     weights = choose_weights(resolved, init=config.init)
+    check_loggers(config.loggers)
     check_resume(config)
     check_run_folder(config.out, plan=config.plan, overwrite=moves_aside(config), continues=continues(config))
-    vocab_size = model_config.get_text_config().vocab_size
-    data = open_training_data(config, decision, vocab_size=vocab_size, show_progress=launch.is_main)
+    data = open_training_data(
+        config, decision, model_config=model_config, show_progress=launch.is_main, pins=device.type == "cuda"
+    )
     return Prepared(
         decision=decision,
         device=device,
@@ -101,35 +107,36 @@ def prepare(config: TrainConfig, launch: LaunchEnvironment, *, environ: Mapping[
     )
 
 
-def run(prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment, *, status: RunStatus) -> Summary:
-    """Train, export, and return the summary, which every rank has.
+def run(prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment, *, status: RunStatus) -> Summary | Stopped:
+    """Train, export, and return the summary, which every rank has; or, where asked to stop, what was saved.
 
     Raises:
-        ScalingError: some rank cannot go on; every rank raises then or is ended by its launcher.
+        ScalingError: some rank cannot go on; every rank raises then or is ended.
     """
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # ours is the one bar
-    join_process_group(launch, device=prepared.device, timeout_s=config.timeout_s)
+    join_process_group(launch, device=prepared.device, timeout_s=config.timeout_s + GROUP_PATIENCE_S)
     try:
-        with ExitStack() as folder_lock:
-            return _run(prepared, config, launch, status=status, folder_lock=folder_lock)
-    except torch.OutOfMemoryError as error:
-        predicted = format_bytes(prepared.decision.estimate.peak_allocated_bytes)
-        raise TrainingError(
-            f"rank {launch.rank} ran out of device memory (predicted peak {predicted}); plan again with a smaller "
-            f"--gpu-memory-gib. The allocator says: {' '.join(str(error).split())}"
-        ) from error
+        guard = RunGuard(prepared.decision, launch, status, device=prepared.device, patience_s=config.timeout_s)
+        with guard.explaining(), ExitStack() as folder_lock:
+            return _run(prepared, config, launch, guard=guard, status=status, folder_lock=folder_lock)
     finally:
         leave_process_group(launch)
 
 
 def _run(
-    prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment, *, status: RunStatus, folder_lock: ExitStack
-) -> Summary:
+    prepared: Prepared,
+    config: TrainConfig,
+    launch: LaunchEnvironment,
+    *,
+    guard: RunGuard,
+    status: RunStatus,
+    folder_lock: ExitStack,
+) -> Summary | Stopped:
     memory = MemoryWatch(
         device=prepared.device,
         launch=launch,
         num_steps=min(config.measure_steps, config.steps),
-        vocab_size=prepared.model_config.get_text_config().vocab_size,
+        vocab_size=vocabulary(prepared.model_config),
     )
     watch = RunWatch(
         memory,
@@ -137,24 +144,30 @@ def _run(
         max_norm=prepared.decision.job.gradient_clipping,
         utilisation=prepared.utilisation,
     )
+    guard.memory = memory
     folder_lock.callback(watch.close)  # also where the run fails: what follows in this process is not to be metered
-    engine = _start_engine(prepared, config, watch)
-    together(partial(_open_folder, config, launch, folder_lock=folder_lock))
-    start = time.perf_counter()
-    records = _train(engine, prepared, config, watch=watch, status=status)
-    train_time_s = time.perf_counter() - start
-    memory.stop()
     final = config.out / FINAL_FOLDER
-    _export(engine, prepared.data, folder=final)
+    with guard.watching():
+        engine = _start_engine(prepared, config, watch)
+        together(partial(_open_folder, config, launch, folder_lock=folder_lock))
+        start = time.perf_counter()
+        outcome = _train(engine, prepared, config, watch=watch, guard=guard, status=status)
+        train_time_s = time.perf_counter() - start
+        memory.stop()
+        if not isinstance(outcome, Stopped):
+            _export(engine, prepared.data, folder=final)
+    if isinstance(outcome, Stopped):
+        return guard.agreement.together(lambda: outcome)
     status.reached = f"after the last step; the model is in {final}, but {SUMMARY_FILE} was not written"
     summary = summarise(
-        records,
+        outcome,
         decision=prepared.decision,
         initial_weights=str(prepared.weights),
         measurement=memory.highest_of_all_ranks(),
         train_time_s=train_time_s,
         final=final,
         data_hash=prepared.data.content_hash,
+        utilisation=prepared.utilisation,
     )
     engine.close()
     together(partial(_write_if_main, config.out / SUMMARY_FILE, to_json(summary), launch))
@@ -170,9 +183,10 @@ def _start_engine(prepared: Prepared, config: TrainConfig, watch: RunWatch) -> E
         engine = build_engine(
             model,
             decision=decision,
-            settings=OptimizerSettings(weight_decay=config.weight_decay),
+            settings=OptimizerSettings(weight_decay=config.weight_decay, lr_scales=parse_lr_scales(config.lr_scale)),
             device=prepared.device,
             meter=watch.clock,
+            task=prepared.data.task,
         )
     meter.attach(engine.owners)
     watch.look_at_layers(engine, every=config.layer_stats_every)
@@ -188,23 +202,55 @@ def _profiler(config: TrainConfig, *, rank: int) -> ProfilerWindow | None:
 
 
 def _train(
-    engine: Engine, prepared: Prepared, config: TrainConfig, *, watch: RunWatch, status: RunStatus
-) -> list[Record]:
+    engine: Engine, prepared: Prepared, config: TrainConfig, *, watch: RunWatch, guard: RunGuard, status: RunStatus
+) -> list[Record] | Stopped:
+    if is_rehearsed(config.dry_run, engine.device):
+        _rehearse(engine, prepared, watch=watch, guard=guard)
     saving = Saving(config, prepared.decision, prepared.data)
     first_step = saving.start(engine)
     records = saving.meeting.on_main(partial(keep_until, config.out / METRICS_FILE, first_step))
-    reporter = together(partial(_open_reporter, config, is_main=engine.rank == 0))
-    with reporter or nullcontext():
-        for record in train(engine, prepared.data, config, watch=watch, saving=saving, first_step=first_step):
+    reporter = together(partial(_open_reporter, config, first_step=first_step, is_main=engine.rank == 0))
+    with reporter or nullcontext(), guard.training():
+        steps = train(engine, prepared.data, config, watch=watch, saving=saving, guard=guard, first_step=first_step)
+        for record in steps:
             records.append(record)
             _report(reporter, record, watch)
-            status.reached = f"after step {record.step} of {config.steps}; no model was saved"
+            status.reached = f"after step {record.step} of {config.steps}; {_kept(saving)}"
         watch.end_if_failed()
-    return records
+    last_step = records[-1].step
+    if last_step == config.steps:
+        return records
+    checkpoint = saving.finish()
+    assert checkpoint is not None, "a run that is asked to stop saves"
+    return Stopped(step=last_step, num_steps=config.steps, checkpoint=str(checkpoint), reason=status.asked_by)
 
 
-def _open_reporter(config: TrainConfig, *, is_main: bool) -> Reporter | None:
-    return Reporter(config.out / METRICS_FILE, num_steps=config.steps) if is_main else None
+def _rehearse(engine: Engine, prepared: Prepared, *, watch: RunWatch, guard: RunGuard) -> None:
+    """Run a dry run and log its peaks beside the predicted ones; before a checkpoint is read, which it would spoil."""
+    planned = prepared.data.micro_batches(0, rank=engine.rank, world_size=engine.data_parallel_size)
+    dry_run(
+        engine,
+        list(guard.ladder.cut(planned, engine.task)),
+        seq_len=prepared.decision.job.seq_len,
+        gradients=guard.ladder.add_gradients,
+        meter=watch.memory.meter,
+    )
+    measurement = watch.memory.highest_of_all_ranks()
+    for line in beside_prediction(measurement.device() if measurement else None, prepared.decision):
+        logger.info("%s", line)
+
+
+def _kept(saving: Saving) -> str:
+    if saving.last_step is None:
+        return "no model was saved"
+    return f"the last checkpoint is that of step {saving.last_step}"
+
+
+def _open_reporter(config: TrainConfig, *, first_step: int, is_main: bool) -> Reporter | None:
+    if not is_main:
+        return None
+    file = config.out / METRICS_FILE
+    return Reporter(file, num_steps=config.steps, first_step=first_step, loggers=open_loggers(config))
 
 
 def _report(reporter: Reporter | None, record: Record, watch: RunWatch) -> None:

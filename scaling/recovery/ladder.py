@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, final
 
@@ -21,6 +21,7 @@ from scaling.batch import Batch, weightless
 from scaling.engines.base import Engine
 from scaling.loop import add_gradient
 from scaling.recovery.failure import Failure
+from scaling.recovery.progress import Progress
 from scaling.recovery.silence import Counts, SilentAtFirst, collectives_begun, collectives_since
 from scaling.tasks.base import Task
 
@@ -47,15 +48,16 @@ class _Attempt:
 class Ladder:
     """Adds the gradients of a step, with micro batches that are halved whenever they turn out too large."""
 
-    def __init__(self, agreement: Agreement, *, micro_batch_size: int) -> None:
+    def __init__(self, agreement: Agreement, *, micro_batch_size: int, progress: Progress) -> None:
         self._agreement = agreement
+        self._progress = progress
         self._planned_size = micro_batch_size
         self.micro_batch_size = micro_batch_size
         """Samples in one pass: the plan's, then half of it, and so on; never more again."""
 
-    def cut(self, batches: Iterable[Batch], task: Task) -> list[Batch]:
-        """Return the samples of batches of the plan's size in passes of the present size."""
-        return [piece for batch in batches for piece in self._pieces(batch, task, before=self._planned_size)]
+    def cut(self, batches: Iterable[Batch], task: Task) -> Iterator[Batch]:
+        """Yield the samples of batches of the plan's size in passes of the present size."""
+        return (piece for batch in batches for piece in self._pieces(batch, task, before=self._planned_size))
 
     def add_gradients(self, engine: Engine, micro_batches: Sequence[Batch], weight: torch.Tensor) -> torch.Tensor:
         """Add the gradients of this rank's micro batches as `loop.add_gradients` does, again where memory ran out.
@@ -66,7 +68,9 @@ class Ladder:
         """
         while True:
             attempt = self._attempt(engine, micro_batches, weight)
+            self._progress.mark("agreeing on the step")
             if not self._agreement.any_failed(attempt.failure is not None):
+                self._progress.mark("optimizer step")
                 return attempt.loss_sum
             before = self._step_down(engine, self._agreement.failures(attempt.failure))
             micro_batches = [
@@ -77,6 +81,7 @@ class Ladder:
         attempt = _Attempt(loss_sum=engine.zero_scalar())
         for index, batch in enumerate(micro_batches):
             is_last = index == len(micro_batches) - 1
+            self._progress.mark(f"micro batch {index + 1} of {len(micro_batches)}")
             before = collectives_begun()
             if attempt.failure is None:
                 try:

@@ -35,15 +35,20 @@ class Progress:
     """Marks along the way of a run: the same ones, in the same order, on every rank. A mark costs an assignment."""
 
     def __init__(self) -> None:
-        self.doing = "starting"
+        self._step, self._doing = 0, "start"
         self.marks = 0
         self.is_watched = False
         """Whether marks follow each other so soon that their absence means that the run hangs."""
 
     def mark(self, doing: str) -> None:
         """Say what begins now."""
-        self.doing = doing
+        self._doing = doing
         self.marks += 1
+
+    def begin_step(self, step: int) -> None:
+        """Say that an optimizer step, counted from 1, begins with its data."""
+        self._step = step
+        self.mark("data")
 
     def through(self, items: Iterable[T], doing: str) -> Iterator[T]:
         """Yield the items, each with a mark."""
@@ -64,4 +69,9 @@ class Progress:
         """Return where the main thread is; may be called by any thread."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         lines = [f"{each.filename}:{each.lineno} in {each.name}" for each in traceback.extract_stack(frame)]
-        return Position(marks=self.marks, doing=self.doing, line=lines[-1], stack=tuple(lines[-1 - NUM_FRAMES : -1]))
+        return Position(
+            marks=self.marks,
+            doing=f"step {self._step}, {self._doing}",
+            line=lines[-1],
+            stack=tuple(lines[-1 - NUM_FRAMES : -1]),
+        )
