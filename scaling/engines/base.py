@@ -143,6 +143,11 @@ class Engine(ABC):
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate * group.get(LR_SCALE, 1.0)
 
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """The learning rate of every parameter group: groups with weight decay first, in the optimizer's order."""
+        return tuple(group["lr"] for group in self._optimizer.param_groups)
+
     @abstractmethod
     def gathered_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, whole tensor) of every parameter, tied ones once. Every rank must take every item: a collective.

@@ -117,7 +117,9 @@ def named_values(record: Record) -> dict[str, float]:
 def _numbers(prefix: str, values: Mapping[str, Any]) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, value in values.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, tuple):
+            found |= {f"{prefix}{name}/{number}": float(each) for number, each in enumerate(value)}
+        elif isinstance(value, Mapping):
             found |= _numbers(f"{prefix}{name}/", value)
         elif isinstance(value, int | float) and name != "step":
             found[f"{prefix}{name}"] = float(value)

@@ -19,6 +19,9 @@ class StepRecord:
     grad_norm_clipped: float | None
     """The same after clipping; None where the norm is not finite."""
     lr: float
+    """The run's learning rate in this step."""
+    lr_groups: tuple[float, ...]
+    """That of every parameter group, those with weight decay first."""
     skipped: bool = False
     """Whether the update was left out because a gradient was not finite; the schedule does not advance then."""
     loss_scale: float | None = None

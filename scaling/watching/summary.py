@@ -9,9 +9,10 @@ from pathlib import Path
 
 from scaling.meter import Measurement
 from scaling.watching.records import EvaluationRecord, Record, StepRecord
+from scaling.watching.utilisation import Utilisation
 from strategies.decision import Decision
 from strategies.estimate import MemoryProfile
-from strategies.units import format_bytes
+from strategies.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,10 @@ class Summary:
     """Median over the steps that were not metered, all ranks."""
     step_time_s: float
     """Median over the same steps."""
+    predicted_step_time_s: float | None
+    """From the plan, by what is known about the device's rates; None where nothing is."""
+    mfu: float | None
+    """Median over the same steps; None where the device's peak is not known."""
     predicted_peak_bytes: int
     """Live tensors of the rank that holds most, from the plan."""
     measured_peak_bytes: int | None
@@ -55,9 +60,16 @@ class Summary:
         return [
             f"{self.model} under {self.strategy} on {self.world_size} ranks, {self.initial_weights}",
             f"{self.steps} steps, {losses}, {self.tokens_per_s:,.0f} tokens/s",
+            *self._time_lines(),
             self._memory_line(),
             f"model in {self.final_model}, opened with from_pretrained and equal to the trained weights",
         ]
+
+    def _time_lines(self) -> list[str]:
+        if self.predicted_step_time_s is None or self.mfu is None:
+            return []
+        predicted, measured = format_seconds(self.predicted_step_time_s), format_seconds(self.step_time_s)
+        return [f"step: predicted {predicted}, measured {measured} (median); MFU {self.mfu:.1%}"]
 
     def _memory_line(self) -> str:
         predicted = f"peak memory per rank: predicted {format_bytes(self.predicted_peak_bytes)}"
@@ -76,6 +88,7 @@ def summarise(
     train_time_s: float,
     final: Path,
     data_hash: str,
+    utilisation: Utilisation | None,
 ) -> Summary:
     """Return the summary of a finished run; ``measurement`` is that of the rank with the highest peak."""
     steps = [record for record in records if isinstance(record, StepRecord)]
@@ -97,6 +110,8 @@ def summarise(
         train_time_s=train_time_s,
         tokens_per_s=statistics.median(record.tokens_per_s for record in typical),
         step_time_s=statistics.median(record.step_time_s for record in typical),
+        predicted_step_time_s=utilisation.predicted_step_s if utilisation else None,
+        mfu=statistics.median(record.mfu for record in typical if record.mfu is not None) if utilisation else None,
         predicted_peak_bytes=predicted,
         measured_peak_bytes=measured,
         measured_over_predicted=measured / predicted if measured and predicted else None,

@@ -14,6 +14,7 @@ def step(number: int, *, seconds: float, peak: int | None = 60 * MIB) -> StepRec
         grad_norm=2.0,
         grad_norm_clipped=1.0,
         lr=1e-3,
+        lr_groups=(1e-3, 1e-3),
         tokens_per_s=100 / seconds,
         mfu=0.4,
         step_time_s=seconds,

@@ -13,6 +13,7 @@ from scaling.meter import Measurement, Span
 from scaling.watching.records import StepRecord
 from scaling.watching.reporter import Reporter
 from scaling.watching.summary import Summary, summarise
+from scaling.watching.utilisation import Utilisation
 from strategies.estimate import CauseBytes, Estimate, Level, MemoryProfile, Phase, PhaseBytes
 from strategies.serialize import from_json, to_json
 from tests.scaling.decisions import toy_decision
@@ -53,6 +54,7 @@ def summary(*, metered_steps: int | None) -> Summary:
         train_time_s=25.0,
         final=Path("run/final"),
         data_hash="abc",
+        utilisation=Utilisation(flops_per_token=2.0, peak_flops_per_s=1e3, predicted_step_s=1.5),
     )
 
 
@@ -77,13 +79,18 @@ def test_measured_peak_stands_beside_the_predicted_one() -> None:
     result = summary(metered_steps=2)
     assert (result.predicted_peak_bytes, result.measured_peak_bytes) == (50 * MIB, 60 * MIB)
     assert result.measured_over_predicted == pytest.approx(1.2)
-    assert "predicted 50.00 MiB, measured 60.00 MiB over 2 steps: measured / predicted = 1.200" in result.lines()[2]
+    assert "predicted 50.00 MiB, measured 60.00 MiB over 2 steps: measured / predicted = 1.200" in result.lines()[3]
+
+
+def test_step_time_stands_beside_the_predicted_one() -> None:
+    result = summary(metered_steps=2)
+    assert result.lines()[2] == "step: predicted 1.5 s, measured 2 s (median); MFU 40.0%"
 
 
 def test_nothing_metered_is_said() -> None:
     result = summary(metered_steps=None)
     assert result.measured_over_predicted is None
-    assert result.lines()[2] == "peak memory per rank: predicted 50.00 MiB, not measured"
+    assert result.lines()[3] == "peak memory per rank: predicted 50.00 MiB, not measured"
 
 
 def test_summary_survives_json() -> None:
@@ -131,5 +138,6 @@ def test_a_prediction_of_nothing_has_no_ratio() -> None:
         train_time_s=1.0,
         final=Path("final"),
         data_hash="",
+        utilisation=None,
     )
     assert (outcome.predicted_peak_bytes, outcome.measured_over_predicted) == (0, None)
