@@ -8,6 +8,7 @@ import typer
 
 from scaling.cli import checkpoint
 from scaling.cli.calibrate import calibrate
+from scaling.cli.curves import curves
 from scaling.cli.estimate import estimate
 from scaling.cli.measure import measure
 from scaling.cli.parity import parity
@@ -26,6 +27,7 @@ app.command()(estimate)
 app.command()(measure)
 app.command()(parity)
 app.command()(calibrate)
+app.command()(curves)
 app.add_typer(checkpoint.app, name="checkpoint")
 
 
