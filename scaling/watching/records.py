@@ -39,7 +39,7 @@ class StepRecord:
     optimizer_time_s: float
     """Norm, clipping, update, and what the strategy gathers after it."""
     other_time_s: float
-    """What is left: the two small collectives of a step, and Python."""
+    """What is left: what ranks tell each other beside the loss, and Python."""
     slowest_data_time_s: float
     """Waiting for batches on the rank that waited longest."""
     epoch: float

@@ -30,7 +30,7 @@ class StepTimes:
 
     @property
     def other_s(self) -> float:
-        """The rest: the two small collectives of the loop, and Python in between."""
+        """The rest: what ranks tell each other beside the loss, and Python."""
         return max(0.0, self.total_s - self.data_s - self.forward_s - self.backward_s - self.optimizer_s)
 
 

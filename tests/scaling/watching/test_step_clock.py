@@ -44,3 +44,36 @@ def test_a_phase_that_fails_counts_for_nothing() -> None:
     with pytest.raises(RuntimeError), clock.phase(Phase.BACKWARD):
         raise RuntimeError("out of memory")
     assert clock.end().backward_s == 0.0
+
+
+class FakeEvent:
+    """A mark in the queue of a device that takes a second for every two marks."""
+
+    num_recorded = 0
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+        self.place = -1
+
+    def record(self) -> None:
+        self.place = FakeEvent.num_recorded
+        FakeEvent.num_recorded += 1
+
+    def elapsed_time(self, later: FakeEvent) -> float:
+        """In milliseconds, as torch's."""
+        return 500.0 * (later.place - self.place)
+
+
+def test_on_cuda_phases_last_as_long_as_the_device_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "synchronize", None)  # nothing may wait for the device
+    clock = StepClock(NoMeter(), device=torch.device("cuda"))
+    clock.begin()
+    for _ in range(3):
+        with clock.phase(Phase.FORWARD):
+            pass
+    with clock.phase(Phase.BACKWARD):
+        torch.cuda.Event(enable_timing=True).record()  # a longer one
+    times = clock.end()
+    assert (times.forward_s, times.backward_s, times.optimizer_s) == (1.5, 1.0, 0.0)
+    assert times.other_s == 0.0  # never below, where two clocks differ
