@@ -24,9 +24,13 @@ class ProfilerWindow:
         self._path = folder / f"rank-{rank}.pt.trace.json.gz"
         self._rank = rank
         self._profile: profile | None = None
+        self._is_new = True
 
     def before_step(self, step: int) -> None:
         """Start where ``step``, counted from 1, is the first one of the window."""
+        if self._is_new and step > self._steps.first and self._rank == 0:
+            logger.warning("this run goes on at step %d, so profile_steps=%s profiles nothing", step, self._steps)
+        self._is_new = False
         if step == self._steps.first:
             cuda = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
             self._profile = profile(activities=[ProfilerActivity.CPU, *cuda])

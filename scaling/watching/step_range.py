@@ -13,6 +13,9 @@ class StepRange:
     first: int
     last: int
 
+    def __str__(self) -> str:
+        return f"{self.first}:{self.last}"
+
     @property
     def num_steps(self) -> int:
         return self.last - self.first + 1
