@@ -17,6 +17,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from scaling.errors import ModelError
 from scaling.losses import IGNORED_LABEL
+from scaling.number_formats import AUTOCAST
 from strategies.job import Precision
 from strategies.memory.logits import fused_chunk_tokens
 from strategies.search import FUSED_LOSS_FAMILIES
@@ -47,7 +48,7 @@ def compute_loss_fused(model: Any, *, precision: Precision) -> None:
             f"use loss=standard, or one of {', '.join(sorted(FUSED_LOSS_FAMILIES))}"
         )
     head, scale = model.get_output_embeddings(), logits_scale(model.config)
-    compute_format = torch.bfloat16 if precision is Precision.BF16_AUTOCAST else None
+    compute_format = AUTOCAST.get(precision)
 
     def of_head(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return head_loss(head, hidden, targets, scale=scale, compute_format=compute_format)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from scaling.number_formats import AUTOCAST
 from strategies.job import Precision
 
 
@@ -18,9 +19,9 @@ def autocast_forward(model: nn.Module, *, precision: Precision, device: torch.de
     DeepSpeed's ``torch_autocast`` section (0.19.8): it reduces the gradients of linear layers in 16 bits, where DDP
     reduces fp32 ones, and stays on for every later engine of the process.
     """
-    if not precision.is_autocast:
+    compute_format = AUTOCAST.get(precision)
+    if compute_format is None:
         return
-    compute_format = torch.bfloat16 if precision.is_bf16 else torch.float16
     compute: Any = model.forward
 
     @wraps(compute)
