@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import nn
 
 from scaling.batch import Batch
-from scaling.engines.gradient_norm import is_finite
 from scaling.engines.loss_scale import LossScaler, Outcome, UpdateState
 from scaling.engines.lost_updates import LostUpdates
 from scaling.engines.optimizer import LR_SCALE
@@ -86,8 +85,8 @@ class Engine(ABC):
         Where they are not, neither weights nor optimizer states change. All ranks decide by the same number.
         """
         with self._meter.phase(Phase.OPTIMIZER_STEP):
-            grad_norm = self._optimizer_step()
-        return Update(grad_norm=grad_norm, outcome=self._scaler.update(is_finite=is_finite(grad_norm)))
+            grad_norm, is_finite = self._optimizer_step()
+        return Update(grad_norm=grad_norm, outcome=self._scaler.update(is_finite=is_finite))
 
     @property
     def update_state(self) -> UpdateState:
@@ -191,8 +190,8 @@ class Engine(ABC):
         (loss if scale == 1.0 else loss * scale).backward()  # type: ignore[no-untyped-call]
 
     @abstractmethod
-    def _optimizer_step(self) -> torch.Tensor:
-        """Update if the norm of the unscaled, unclipped gradients `is_finite`; return it as a scalar."""
+    def _optimizer_step(self) -> tuple[torch.Tensor, bool]:
+        """Return the norm of the unscaled, unclipped gradients as a scalar, and whether it is finite: then update."""
 
     @final
     def _watching_updates(

@@ -122,14 +122,15 @@ class DdpEngine(Engine):
             return self._ddp(**inputs)
 
     @torch.no_grad()
-    def _optimizer_step(self) -> torch.Tensor:
+    def _optimizer_step(self) -> tuple[torch.Tensor, bool]:
         gradients = self._complete_gradients()
         scale = self._scaler.scale
         norm = global_norm(gradients) / scale
-        if is_finite(norm):
+        can_update = is_finite(norm)
+        if can_update:
             self._update(gradients, gradient_factor(norm, max_norm=self._max_norm, scale=scale))
         self.drop_gradients()
-        return norm
+        return norm, can_update
 
     def _update(self, gradients: list[torch.Tensor], factor: torch.Tensor | None) -> None:
         if self._masters:

@@ -136,11 +136,12 @@ class DeepSpeedEngine(Engine):
         self._use_scale()
         self._engine.backward(loss, scale_wrt_gas=False)
 
-    def _optimizer_step(self) -> torch.Tensor:
+    def _optimizer_step(self) -> tuple[torch.Tensor, bool]:
         self._engine.step()
         # A step that DeepSpeed skipped because of an infinite norm leaves the norm of an earlier step behind.
-        norm = self._engine.get_global_grad_norm() if self._engine.was_step_applied() else float("inf")
-        return torch.as_tensor(norm, dtype=torch.float32, device=self.device)
+        was_applied = self._engine.was_step_applied()
+        norm = self._engine.get_global_grad_norm() if was_applied else float("inf")
+        return torch.as_tensor(norm, dtype=torch.float32, device=self.device), was_applied
 
     def _use_scale(self) -> None:
         """Let DeepSpeed multiply losses with the scale of this step, and divide gradients by it in the update."""

@@ -141,11 +141,12 @@ class Fsdp2Engine(Engine):
         return self.model(**inputs)
 
     @torch.no_grad()
-    def _optimizer_step(self) -> torch.Tensor:
+    def _optimizer_step(self) -> tuple[torch.Tensor, bool]:
         shards = self._gradient_shards()
         scale = self._scaler.scale
         norm = self._norm_over_ranks(shards) / scale
-        if is_finite(norm):
+        can_update = is_finite(norm)
+        if can_update:
             factor = gradient_factor(norm, max_norm=self._max_norm, scale=scale)
             if factor is not None:
                 torch._foreach_mul_(shards, factor)
@@ -153,7 +154,7 @@ class Fsdp2Engine(Engine):
                 self._optimizer.step()
         # Dropped, not zeroed: between steps no gradient exists, and the first reduction of a window brings its own.
         self._optimizer.zero_grad(set_to_none=True)
-        return norm
+        return norm, can_update
 
     def _gradient_shards(self) -> list[torch.Tensor]:
         """Return this rank's part of every gradient; one that took no part on any rank has zeros, as under ZeRO."""

@@ -50,8 +50,8 @@ class OneRank(Engine):
 
     def _forward(self, input_ids: torch.Tensor) -> Any: ...
 
-    def _optimizer_step(self) -> torch.Tensor:
-        return torch.zeros(())
+    def _optimizer_step(self) -> tuple[torch.Tensor, bool]:
+        return torch.zeros(()), True
 
 
 def make(model_type: str, settings: dict[str, Any], *, dtype: torch.dtype = torch.float32) -> Any:
