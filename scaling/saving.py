@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import final
 
 from scaling.checkpoint.checkpoints import Checkpoints
+from scaling.checkpoint.errors import CheckpointError
 from scaling.checkpoint.manifest import TrainingState, read_manifest
 from scaling.checkpoint.meeting import Meeting
 from scaling.checkpoint.names import find_checkpoints
 from scaling.checkpoint.snapshot import RunFacts
 from scaling.engines.base import Engine
 from scaling.run_folder import CHECKPOINTS_FOLDER, CONFIG_FILE
+from scaling.schedule import LearningRate
 from scaling.train_config import TrainConfig
 from scaling.training_data import TrainingData
 from strategies.decision import Decision
@@ -25,13 +27,17 @@ AUTO, NONE = "auto", "none"
 
 
 def check_resume(config: TrainConfig) -> None:
-    """Refuse a path that is no checkpoint.
+    """Refuse a path that is no checkpoint, or one after which there is nothing left to do.
 
     Raises:
-        CheckpointError: there is no readable manifest.
+        CheckpointError: there is no readable manifest, or it is that of the last step.
     """
-    if config.resume not in (AUTO, NONE):
-        read_manifest(Path(config.resume))
+    if config.resume in (AUTO, NONE):
+        return
+    step = read_manifest(Path(config.resume)).state.step
+    if step == config.steps and not continues(config):  # in its own folder the model may still have to be exported
+        raise CheckpointError(f"{config.resume} has done step {step} of steps={config.steps}; give more --steps")
+    _require_not_beyond(step, config)
 
 
 def continues(config: TrainConfig) -> bool:
@@ -52,6 +58,8 @@ class Saving:
 
     def __init__(self, config: TrainConfig, decision: Decision, data: TrainingData) -> None:
         self._config, self._order = config, data.order
+        self.rate = LearningRate(config)
+        """Of the run; a plateau's goes into checkpoints."""
         self.last_step: int | None = None
         """Of the last checkpoint that this run has saved or gone on from."""
         self.meeting = Meeting(timeout_s=config.timeout_s)
@@ -84,6 +92,9 @@ class Saving:
                 state = self._checkpoints.load_latest(engine)
             case path:
                 state = self._checkpoints.load(engine, Path(path))
+        if state:
+            _require_not_beyond(state.step, self._config)
+            self.rate.restore(state.schedule)
         self.last_step = state.step if state else None
         return state.step if state else 0
 
@@ -101,7 +112,10 @@ class Saving:
             CheckpointError: it, or the one before it, could not be written, on any rank; earlier ones are untouched.
         """
         state = TrainingState(
-            step=step, num_samples_seen=step * self._order.global_batch_size, eval_loss=eval_loss, schedule={}
+            step=step,
+            num_samples_seen=step * self._order.global_batch_size,
+            eval_loss=eval_loss,
+            schedule=self.rate.state(),
         )
         self._checkpoints.save(engine, state, in_background=self._config.save_async and not wait)
         self.last_step = step
@@ -113,6 +127,14 @@ class Saving:
             CheckpointError: it could not be written, on any rank; earlier ones are untouched.
         """
         return self._checkpoints.finish()
+
+
+def _require_not_beyond(step: int, config: TrainConfig) -> None:
+    if step > config.steps:
+        raise CheckpointError(
+            f"the checkpoint to go on from has done step {step}, which is beyond steps={config.steps}; "
+            f"give more --steps"
+        )
 
 
 def _identity(config: TrainConfig, decision: Decision, data: TrainingData) -> dict[str, str]:

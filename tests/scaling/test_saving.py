@@ -1,0 +1,100 @@
+"""The flags of saving and going on, through the trainer in this process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.resume_pieces import largest_difference
+from scaling.train import main
+from scaling.watching.earlier import keep_until
+from tests.scaling.decisions import plan_tiny
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+STEPS = 4
+
+
+@pytest.fixture(autouse=True)
+def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    return plan_tiny(tmp_path / "plan", "ddp", world_size=1)
+
+
+def train(plan: Path, out: str, *flags: object, steps: int = STEPS, save_every: int = 2) -> int:
+    given = {"plan": plan, "out": plan.parent.parent / out, "steps": steps, "save-every": save_every}
+    words = [word for name, value in given.items() for word in (f"--{name}", value)]
+    # A constant rate: with another number of steps the first ones are the same.
+    return main([str(word) for word in [*words, "--measure-steps", 0, "--schedule", "constant", *flags]])
+
+
+def checkpoint(plan: Path, out: str, step: int) -> Path:
+    return plan.parent.parent / out / "checkpoints" / f"step-{step:08d}"
+
+
+def steps_in(folder: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_more_steps_of_a_finished_run_are_those_of_a_longer_one(plan: Path, tmp_path: Path) -> None:
+    assert train(plan, "long") == 0
+    assert train(plan, "short", steps=2) == 0
+    assert train(plan, "short", "--resume", "auto") == 0
+    assert set(largest_difference(checkpoint(plan, "long", 4), checkpoint(plan, "short", 4)).values()) == {0.0}
+    assert steps_in(tmp_path / "short") == [1, 2, 3, 4]
+    assert json.loads((tmp_path / "short" / "summary.json").read_text())["steps"] == 4
+    assert (tmp_path / "short" / "previous-1" / "final" / "config.json").is_file()
+    # Into a folder of its own, from the other's checkpoint; and in the background.
+    assert train(plan, "branch", "--resume", checkpoint(plan, "long", 2), "--save-async") == 0
+    assert set(largest_difference(checkpoint(plan, "long", 4), checkpoint(plan, "branch", 4)).values()) == {0.0}
+    assert steps_in(tmp_path / "branch") == [3, 4]
+
+
+def test_auto_starts_anew_where_nothing_was_saved(plan: Path, tmp_path: Path) -> None:
+    assert train(plan, "run", save_every=0) == 0
+    assert train(plan, "run", save_every=0) == 2  # without a word about the run that is there
+    assert train(plan, "run", "--resume", "auto", save_every=0) == 0
+    assert steps_in(tmp_path / "run") == [1, 2, 3, 4]
+    assert steps_in(tmp_path / "run" / "previous-1") == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--resume", "nowhere"], "nowhere is no complete checkpoint: it has no manifest.json"),
+        (["--resume", "auto", "--seed", "5"], "is of another run: seed=5 (checkpoint: 0)"),
+        (["--resume", "auto", "--steps", "3"], "has done step 4, which is beyond steps=3; give more --steps"),
+        (["--save-every", "-1"], "save_every=-1 must not be negative"),
+    ],
+    ids=["no checkpoint", "another seed", "fewer steps", "a negative number"],
+)
+def test_what_cannot_be_gone_on_from_is_one_line(
+    plan: Path, capfd: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    assert train(plan, "run") == 0
+    capfd.readouterr()
+    assert train(plan, "run", *flags) == 2
+    said = capfd.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_a_checkpoint_of_the_last_step_has_nothing_left(plan: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert train(plan, "run") == 0
+    assert train(plan, "other", "--resume", checkpoint(plan, "run", STEPS)) == 2
+    assert "has done step 4 of steps=4; give more --steps" in capfd.readouterr().err
+
+
+def test_metrics_of_steps_that_are_done_again_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 2, "eval_loss": 1}\n{"step": 3}\n{"st')
+    keep_until(path, 2)
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n{"step": 2, "eval_loss": 1}\n'
+    assert keep_until(tmp_path / "absent", 2) == []
