@@ -53,8 +53,8 @@ def compute_loss_fused(model: Any, *, precision: Precision) -> None:
     def of_head(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return head_loss(head, hidden, targets, scale=scale, compute_format=compute_format)
 
-    def forward(input_ids: torch.Tensor, targets: torch.Tensor) -> CausalLMOutput:
-        hidden = model.base_model(input_ids=input_ids).last_hidden_state
+    def forward(input_ids: torch.Tensor, targets: torch.Tensor, **more: torch.Tensor) -> CausalLMOutput:
+        hidden = model.base_model(input_ids=input_ids, **more).last_hidden_state  # a mask of padding, for instance
         # Through the head as a module, where engines hang what gathers its weight.
         loss = head(hidden.flatten(0, 1), targets.flatten())
         return CausalLMOutput(loss=loss)
