@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar, final
 
+from scaling.recovery.silence import collectives_begun
+
 T = TypeVar("T")
 NUM_FRAMES = 8
 
@@ -19,12 +21,19 @@ class Position:
     """Where a rank is."""
 
     marks: int
-    """Marks passed since the start; a rank with fewer than the others holds them up."""
+    """Marks passed since the start."""
+    collectives: int
+    """Begun since the start, in all groups."""
     doing: str
     line: str
     """File, line and function that its main thread runs."""
     stack: tuple[str, ...]
     """The callers of that line, outermost first: the last few."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """How far it is; a rank that is less far than the others holds them up."""
+        return self.marks, self.collectives
 
     def __str__(self) -> str:
         return f"{self.doing}, at {self.line}"
@@ -71,6 +80,7 @@ class Progress:
         lines = [f"{each.filename}:{each.lineno} in {each.name}" for each in traceback.extract_stack(frame)]
         return Position(
             marks=self.marks,
+            collectives=sum(collectives_begun().values()),
             doing=f"step {self._step}, {self._doing}",
             line=lines[-1],
             stack=tuple(lines[-1 - NUM_FRAMES : -1]),

@@ -58,8 +58,9 @@ class Roster:
         """``gather``: returns what every rank has, by rank. ``store``: a torch Store that nobody else uses; None where
         there is one rank. ``host``: of this rank, found where it is not given.
         """
-        self.me = Rank(rank=rank, host=host or socket.gethostname(), pid=os.getpid())
-        self.ranks = list(gather(lambda: self.me))
+        mine = Rank(rank=rank, host=host or socket.gethostname(), pid=os.getpid())
+        self.ranks = list(gather(lambda: mine))
+        self.me = self.ranks[rank]
         self._store = store
         self._neighbours = [each for each in self.ranks if each.host == self.me.host and each != self.me]
         self._next = self.ranks[(rank + 1) % len(self.ranks)]

@@ -124,8 +124,8 @@ def describe_stuck(positions: Mapping[Rank, Position], silent: Sequence[Rank]) -
 
 
 def _behind(positions: Mapping[Rank, Position]) -> list[Rank]:
-    fewest = min(position.marks for position in positions.values())
-    behind = [rank for rank, position in positions.items() if position.marks == fewest]
+    last = min(position.order for position in positions.values())
+    behind = [rank for rank, position in positions.items() if position.order == last]
     return behind if len(behind) < len(positions) else []
 
 
