@@ -51,11 +51,9 @@ def train_plainly(
     Raises:
         ConfigError: the plain loop has no such schedule, optimizer or loss.
     """
-    if config.label_smoothing:
-        raise ConfigError(
-            f"label_smoothing={config.label_smoothing}: the library's own loss, which is compared with, has none; "
-            f"leave it out"
-        )
+    for name, value in (("label_smoothing", config.label_smoothing), ("lr_scale", config.lr_scale)):
+        if value:
+            raise ConfigError(f"{name}={value}: the plain loop that is compared with has none; leave it out")
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = _optimizer(parameters, config, job)
     schedule = _schedule(optimizer, config)

@@ -19,7 +19,7 @@ from scaling.engines.build import build_engine
 from scaling.engines.optimizer import OptimizerSettings
 from scaling.loop import train_step
 from scaling.meter import NoMeter
-from scaling.schedule import learning_rate_at
+from scaling.schedule import LearningRate
 from scaling.tasks.base import Task
 from scaling.train_config import TrainConfig
 from strategies.decision import Decision
@@ -114,17 +114,10 @@ def make_engine(
 
 def run_steps(engine: Engine, data: MicroBatches, config: TrainConfig) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the loss and the gradient norm of every step."""
+    rate = LearningRate(config)
     losses, norms = [], []
     for step in range(config.steps):
-        engine.set_learning_rate(
-            learning_rate_at(
-                step,
-                peak=config.learning_rate,
-                schedule=config.schedule,
-                warmup_steps=config.warmup_steps,
-                num_steps=config.steps,
-            )
-        )
+        engine.set_learning_rate(rate.at(engine.update_state.num_updates))
         result = train_step(engine, data.micro_batches(step, rank=engine.rank, world_size=engine.data_parallel_size))
         losses.append(float(result.mean_loss))
         norms.append(float(result.grad_norm))
