@@ -232,7 +232,10 @@ class Engine(ABC):
 
     @final
     def _reduce(self, value: torch.Tensor | int, op: Any) -> torch.Tensor:
-        # A clone, because the reduction works in place.
-        reduced = torch.tensor(value, device=self.device) if isinstance(value, int) else value.detach().clone()
+        # A copy, because the reduction works in place; of what rests on the host, on the device.
+        if isinstance(value, int):
+            reduced = torch.tensor(value, device=self.device)
+        else:
+            reduced = value.detach().to(self.device, copy=True)
         dist.all_reduce(reduced, op=op)
         return reduced

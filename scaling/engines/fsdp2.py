@@ -149,7 +149,7 @@ class Fsdp2Engine(Engine):
         if can_update:
             factor = gradient_factor(norm, max_norm=self._max_norm, scale=scale)
             if factor is not None:
-                torch._foreach_mul_(shards, factor)
+                torch._foreach_mul_(shards, factor.to(shards[0].device))
             with self._watching_updates([each.to_local() for each in self._parameters], shards):
                 self._optimizer.step()
         # Dropped, not zeroed: between steps no gradient exists, and the first reduction of a window brings its own.
