@@ -21,7 +21,7 @@ def keep_until(path: Path, step: int) -> list[Record]:
     Raises:
         TrainingError: the file cannot be written.
     """
-    if not path.exists():
+    if not path.is_file():  # a device has no end to read to
         return []
     kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
     shortened = path.with_name(f".{path.name}.shortened")
