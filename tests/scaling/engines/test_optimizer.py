@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import transformers
 
-from scaling.engines.gradient_norm import clip_factor, global_norm
+from scaling.engines.gradient_norm import NORM_ROW, clip_factor, global_norm, is_finite, norm_in_fp64
 from scaling.engines.optimizer import OptimizerSettings, make_adamw, make_optimizer, split_by_decay
 from scaling.storage_log import StorageLog
 from strategies.job import Job, OptimizerName
@@ -79,6 +81,18 @@ def test_frozen_parameters_are_in_no_group() -> None:
     model = torch.nn.Linear(3, 3)
     model.weight.requires_grad_(False)
     assert split_by_decay(model) == ([], [model.bias])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_global_norm_is_that_of_fp64_for_any_cut_into_rows(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((), (0,), (3,), (NORM_ROW,), (NORM_ROW + 1,), (700, 500), (2 * NORM_ROW - 1, 3))
+    gradients = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    gradients.append(torch.randn(300, 400, generator=generator).to(dtype).T)  # not contiguous
+    expected = math.sqrt(sum(float(each.double().square().sum()) for each in gradients))
+    assert float(norm_in_fp64(gradients)) == pytest.approx(expected, rel=1e-8)
+    for bad in (math.nan, math.inf):
+        assert not is_finite(global_norm([*gradients, torch.tensor([1.0, bad], dtype=dtype)]))
 
 
 def test_global_norm_does_not_lose_digits_on_large_tensors() -> None:
