@@ -63,7 +63,8 @@ def _use_count(tensor: torch.Tensor) -> int:
 
 def completed(value: Any) -> Any:
     """Return the handle of a collective that is over, as the dispatcher passes it, with ``value`` as its result."""
-    future: Future[Any] = Future()
+    devices = {tensor.device for tensor in _tensors([value]) if tensor.is_cuda} if torch.cuda.is_available() else set()
+    future: Future[Any] = Future(devices=list(devices))  # a future takes results on the devices that it knows only
     future.set_result(value)
     return _create_work_from_future(future).boxed()
 

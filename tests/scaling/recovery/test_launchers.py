@@ -86,10 +86,15 @@ def test_a_launcher_that_is_told_to_end_leaves_a_checkpoint(launcher: str, reaso
     steps = (run.out / "metrics.jsonl").read_bytes().splitlines()
     assert len(steps) == int(told[1])
     assert 'Traceback (most recent call last):\n  File "/' not in text or launcher == "torchrun"  # its own
-    longer = ["--plan", tmp_path / "plan.json", "--out", run.out, "--steps", str(int(told[1]) + 2), "--resume", told[2]]
-    done = start([*TORCHRUN_2, "scaling.train", *longer])
+    if launcher == "deepspeed":  # in one process: test_in_one_process.py
+        goes_on(run, plan=tmp_path / "plan.json", from_step=int(told[1]))
+
+
+def goes_on(run: Started, *, plan: Path, from_step: int) -> None:
+    flags = ["--plan", plan, "--out", run.out, "--steps", str(from_step + 2), "--resume", "auto"]
+    done = start([*TORCHRUN_2, "scaling.train", *flags])
     assert done.returncode == 0, done.stderr[-3000:]
-    assert len((run.out / "metrics.jsonl").read_bytes().splitlines()) == int(told[1]) + 2
+    assert len((run.out / "metrics.jsonl").read_bytes().splitlines()) == from_step + 2
 
 
 @pytest.mark.parametrize("killed", [0, 1])
