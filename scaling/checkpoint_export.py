@@ -15,7 +15,7 @@ from scaling.checkpoint.errors import CheckpointError
 from scaling.checkpoint.inspection import checkpoints_at
 from scaling.checkpoint.reader import CheckpointReader
 from scaling.checkpoint.verify import verify
-from scaling.data.tokenizer import load_tokenizer
+from scaling.data.tokenizer import tokenizer_for
 from scaling.engines.state import BUFFER, WEIGHT, flat
 from scaling.export import export_model
 from scaling.models import InitialWeights, build_config, build_model, kind_of
@@ -24,7 +24,6 @@ from scaling.scalars import as_saved
 from strategies.decision import Decision
 from strategies.emit.files import PLAN_FILE
 from strategies.load_model import resolve_model
-from strategies.model_spec import TaskKind
 from strategies.serialize import read_json
 
 logger = logging.getLogger(__name__)
@@ -83,6 +82,4 @@ def _latest_whole(where: Path) -> Path:
 
 def _tokenizer(folder: Path, config: Any) -> Any:
     """Return the tokenizer that the run was configured with, None for a model that reads no text."""
-    if kind_of(config) is TaskKind.IMAGE_CLASSIFICATION:
-        return None
-    return load_tokenizer(json.loads((folder / CONFIG_FILE).read_text())["tokenizer"])
+    return tokenizer_for(json.loads((folder / CONFIG_FILE).read_text())["tokenizer"], kind_of(config))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,14 @@ def kind_of(config: Any) -> TaskKind:
         return TaskKind.CAUSAL_LM
     kinds = architecture.classes
     return kinds.get((config.architectures or [""])[0], next(iter(kinds.values())))
+
+
+def name_labels(config: Any, names: Sequence[str]) -> None:
+    """Give the classes of a classifier the names that the data have for them, where the config has none of its own."""
+    has_own = set(config.id2label.values()) != {f"LABEL_{number}" for number in range(config.num_labels)}
+    if len(names) == config.num_labels and not has_own:
+        config.id2label = dict(enumerate(names))
+        config.label2id = {name: number for number, name in enumerate(names)}
 
 
 def build_model(config: Any, weights: InitialWeights, *, decision: Decision, seed: int) -> torch.nn.Module:

@@ -28,7 +28,7 @@ from scaling.data.source import open_source
 from scaling.data.streamed import open_streams
 from scaling.data.text_source import TextSource
 from scaling.data.token_store import build_token_store
-from scaling.data.tokenizer import load_tokenizer, with_mask_token
+from scaling.data.tokenizer import tokenizer_for
 from scaling.data.tokenizer import vocab_size as tokenizer_vocab_size
 from scaling.errors import ConfigError
 from scaling.models import kind_of
@@ -68,7 +68,9 @@ def open_samples(config: TrainConfig, decision: Decision, *, model_config: Any, 
     """
     kind = kind_of(model_config)
     _refuse_without_effect(config, kind)
-    tokenizer = None if kind is TaskKind.IMAGE_CLASSIFICATION else _tokenizer(config, decision, kind, model_config)
+    tokenizer = tokenizer_for(config.tokenizer, kind)
+    if tokenizer is not None:
+        _require_embeddings(tokenizer, config, decision, model_config=model_config)
     data = DEFAULT_DATA[kind] if config.data == "auto" else config.data
     if kind in (TaskKind.CAUSAL_LM, TaskKind.MASKED_LM):
         return _texts(config, decision, kind, tokenizer, data=data, show_progress=show_progress)
@@ -92,17 +94,13 @@ def _refuse_without_effect(config: TrainConfig, kind: TaskKind) -> None:
         raise ConfigError("packing=padded does not go with streaming=True; leave one of them out")
 
 
-def _tokenizer(config: TrainConfig, decision: Decision, kind: TaskKind, model_config: Any) -> Any:
-    tokenizer = load_tokenizer(config.tokenizer)
-    if kind is TaskKind.MASKED_LM:
-        tokenizer = with_mask_token(tokenizer)
+def _require_embeddings(tokenizer: Any, config: TrainConfig, decision: Decision, *, model_config: Any) -> None:
     size = vocabulary(model_config) or 0
     if (num_ids := tokenizer_vocab_size(tokenizer)) > size:
         raise ConfigError(
             f"tokenizer={config.tokenizer} has ids up to {num_ids - 1}, but model {decision.model} has "
             f"vocab_size={size}; take the model's own tokenizer or a model with a larger vocabulary"
         )
-    return tokenizer
 
 
 def _texts(

@@ -28,7 +28,7 @@ from scaling.interrupt import RunStatus
 from scaling.launch_env import LaunchEnvironment, join_process_group, leave_process_group
 from scaling.lr_scales import parse_lr_scales
 from scaling.memory_watch import MemoryWatch
-from scaling.models import InitialWeights, build_config, build_model, choose_weights
+from scaling.models import InitialWeights, build_config, build_model, choose_weights, name_labels
 from scaling.ranks import together
 from scaling.recovery.dry_run import beside_prediction, dry_run, is_rehearsed
 from scaling.recovery.guard import GROUP_PATIENCE_S, RunGuard
@@ -97,6 +97,7 @@ def prepare(config: TrainConfig, launch: LaunchEnvironment, *, environ: Mapping[
     data = open_training_data(
         config, decision, model_config=model_config, show_progress=launch.is_main, pins=device.type == "cuda"
     )
+    name_labels(model_config, data.label_names)
     return Prepared(
         decision=decision,
         device=device,

@@ -12,6 +12,7 @@ import numpy as np
 
 from scaling.data.errors import DataError
 from scaling.data.paths import expand_home
+from strategies.model_spec import TaskKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,6 +74,18 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
     )
+
+
+def tokenizer_for(name: str, kind: TaskKind) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer ``name`` as models of a kind use it; None for one that reads no text.
+
+    Raises:
+        DataError: it cannot be opened, or lacks what the kind needs.
+    """
+    if kind is TaskKind.IMAGE_CLASSIFICATION:
+        return None
+    tokenizer = load_tokenizer(name)
+    return with_mask_token(tokenizer) if kind is TaskKind.MASKED_LM else tokenizer
 
 
 def with_mask_token(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
