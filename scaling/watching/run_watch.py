@@ -51,7 +51,7 @@ class StepSight:
 
 @final
 class RunWatch:
-    """An `Observer` of every step of one rank. Nothing in it waits for the device or talks to other ranks itself."""
+    """An `Observer` of every step of one rank. Nothing in it waits for the device, but for a look at layers."""
 
     def __init__(
         self, memory: MemoryWatch, *, device: torch.device, max_norm: float, utilisation: Utilisation | None
