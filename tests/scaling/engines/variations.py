@@ -64,6 +64,7 @@ class Variation:
 CPU = OffloadDevice.CPU
 ZERO = (StrategyName.ZERO1, StrategyName.ZERO2, StrategyName.ZERO3)
 WHOLE = (StrategyName.DDP, *ZERO)
+EVERY = (*WHOLE, StrategyName.FSDP2)
 ZERO3_AND_FSDP2 = (StrategyName.ZERO3, StrategyName.FSDP2)
 FSDP2 = Variation(strategy=StrategyName.FSDP2)
 VARIATIONS = {
@@ -84,18 +85,15 @@ VARIATIONS = {
     ),
     **{
         f"{name}-selective": Variation(strategy=name, activation_checkpointing=ActivationCheckpointing.SELECTIVE)
-        for name in (*WHOLE, StrategyName.FSDP2)
+        for name in EVERY
     },
     **{
         f"{name}-every-second": Variation(
             strategy=name, activation_checkpointing=ActivationCheckpointing.FULL, checkpoint_every=2
         )
-        for name in ZERO3_AND_FSDP2
+        for name in EVERY
     },
-    **{
-        f"{name}-fused": Variation(strategy=name, loss=LossImplementation.FUSED)
-        for name in (*WHOLE, StrategyName.FSDP2)
-    },
+    **{f"{name}-fused": Variation(strategy=name, loss=LossImplementation.FUSED) for name in EVERY},
     **{
         f"{name}-fused-bf16-autocast": Variation(
             strategy=name, loss=LossImplementation.FUSED, precision=Precision.BF16_AUTOCAST
@@ -103,15 +101,41 @@ VARIATIONS = {
         for name in (StrategyName.DDP, StrategyName.ZERO3, StrategyName.FSDP2)
     },
     **{f"{name}-chunked": Variation(strategy=name, loss=LossImplementation.CHUNKED) for name in ZERO3_AND_FSDP2},
+    "ddp-fused-fp16-autocast": Variation(
+        strategy=StrategyName.DDP, loss=LossImplementation.FUSED, precision=Precision.FP16_AUTOCAST
+    ),
     "zero3-fused-bf16": Variation(strategy=StrategyName.ZERO3, loss=LossImplementation.FUSED, precision=Precision.BF16),
-    **{f"{name}-for-each": Variation(strategy=name, fused_optimizer=False) for name in (*WHOLE, StrategyName.FSDP2)},
+    **{f"{name}-for-each": Variation(strategy=name, fused_optimizer=False) for name in EVERY},
     **{f"{name}-sgd": Variation(strategy=name, optimizer=OptimizerName.SGD) for name in WHOLE},
     "fsdp2-sgd": replace(FSDP2, optimizer=OptimizerName.SGD, fused_optimizer=False),
     "zero2-cpu-optimizer-sgd": Variation(
         strategy=StrategyName.ZERO2, offload_optimizer=CPU, optimizer=OptimizerName.SGD
     ),
     "zero2-sgd-for-each": Variation(strategy=StrategyName.ZERO2, optimizer=OptimizerName.SGD, fused_optimizer=False),
-    "fsdp2-full": replace(FSDP2, activation_checkpointing=ActivationCheckpointing.FULL),
+    **{
+        f"{name}-{precision}": Variation(strategy=name, precision=precision)
+        for name in EVERY
+        for precision in (Precision.FP16, Precision.FP16_AUTOCAST)
+    },
+    "zero3-cpu-both-fp16": Variation(
+        strategy=StrategyName.ZERO3, offload_optimizer=CPU, offload_param=CPU, precision=Precision.FP16
+    ),
+    **{f"{name}-{OptimizerName.LION}": Variation(strategy=name, optimizer=OptimizerName.LION) for name in WHOLE},
+    **{
+        f"{name}-{OptimizerName.ADAMW_8BIT}": Variation(strategy=name, optimizer=OptimizerName.ADAMW_8BIT)
+        for name in WHOLE
+    },
+    "zero2-cpu-optimizer-lion": Variation(
+        strategy=StrategyName.ZERO2, offload_optimizer=CPU, optimizer=OptimizerName.LION
+    ),
+    "fsdp2-cpu": replace(FSDP2, offload_param=CPU),
+    "fsdp2-cpu-both-bf16": replace(FSDP2, offload_optimizer=CPU, offload_param=CPU, precision=Precision.BF16),
+    "fsdp2-cpu-whole-gradients": replace(FSDP2, offload_param=CPU, sync_each_batch=False),
+    **{name: Variation(strategy=name) for name in WHOLE},
+    **{
+        f"{name}-full": Variation(strategy=name, activation_checkpointing=ActivationCheckpointing.FULL)
+        for name in EVERY
+    },
 }
 
 
@@ -140,5 +164,5 @@ def outcomes(demo: Demo, names: Sequence[str], *, config: TrainConfig, num_ranks
                 for name, decision in decisions.items()
             ]
         )
-    assert failed == {}
+    assert not failed, failed
     return Outcomes(plain=plain, found=found)
