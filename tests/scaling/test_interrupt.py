@@ -35,7 +35,7 @@ def end_at_step_7(number: int) -> None:
             raise RuntimeError("connection closed by peer")
 
 
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
 def test_a_signal_is_told_and_whatever_it_made_fail_is_not(
     number: int, exit_code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -52,10 +52,29 @@ def test_other_errors_pass() -> None:
         raise RuntimeError("ours")
 
 
-def test_other_ranks_end_at_once_as_by_default() -> None:
+def end_on_another_rank() -> None:
     with ending_on_signals(is_main=False):
         assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+
+
+def test_other_ranks_end_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        end_on_another_rank()
+    assert caught.value.code == 143
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_stopping_signal_waits_while_training_and_while_what_it_asked_for_is_saved(number: signal.Signals) -> None:
+    with ending_on_signals(is_main=True) as status:
+        status.is_training = True
+        os.kill(os.getpid(), number)
+        assert status.asked_by == number.name
+        status.is_training = False  # the ranks have agreed, and save
+        os.kill(os.getpid(), number)
+        assert status.received is None
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
