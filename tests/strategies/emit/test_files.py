@@ -55,7 +55,10 @@ def test_deepspeed_accepts_the_config(
     assert read.gradient_clipping == 1.0
     assert read.zero_config.stage == ZERO.index(strategy) + 1
     assert read.zero_config.overlap_comm is True
-    assert "auto" not in json.dumps(config)
+    assert '"auto"' not in json.dumps(config)
+    if precision is Precision.FP16:  # the defaults of torch.amp.GradScaler; DeepSpeed's own wait for a second overflow
+        scaling = read.float16_config
+        assert (scaling.initial_dynamic_scale(), scaling.loss_scale_window, scaling.hysteresis) == (65536, 2000, 1)
 
 
 @pytest.mark.deepspeed
