@@ -67,6 +67,8 @@ class MicroBatchFeed:
             num_workers=self._num_workers,
             prefetch_factor=AHEAD_PER_WORKER if self._num_workers else None,
             pin_memory=self._pins,
+            # Not the one that dropout draws from: a resumed run starts the loader, and would draw, once more.
+            generator=torch.Generator(),
             collate_fn=_same,
             worker_init_fn=_start_worker,
         )

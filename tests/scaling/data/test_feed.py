@@ -53,6 +53,15 @@ def test_workers_change_nothing_about_the_batches(world_size: int) -> None:
         ahead.close()
 
 
+def test_workers_leave_the_random_numbers_of_dropout_alone() -> None:
+    # A run that goes on from a checkpoint starts its workers once more than one that was not interrupted.
+    before = torch.get_rng_state()
+    ahead = feed(1)
+    taken(ahead, [3], rank=0, world_size=1)
+    ahead.close()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_ranks_share_every_global_batch_out(world_size: int) -> None:
     order = SampleOrder(num_samples=21, global_batch_size=GLOBAL, seed=5)
