@@ -45,7 +45,7 @@ def test_help_shows_choices_and_kinds_of_files(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         parse_arguments(["--help"])
     text = capsys.readouterr().out
-    for part in ("--schedule {linear,cosine,constant}", "--init {auto,random,pretrained}", "JSONL, CSV or Parquet"):
+    for part in ("--schedule {linear,cosine,constant,", "--init {auto,random,pretrained}", "JSONL, CSV or Parquet"):
         assert part in " ".join(text.split())
 
 
