@@ -81,7 +81,7 @@ def test_all_problems_are_told_at_once() -> None:
         (["--set", "tokenizer="], "tokenizer is empty"),
         (["--warmup-steps", "11"], "warmup_steps=11 is more than steps=10"),
         (["--eval-fraction", "1"], "eval_fraction=1.0 must lie between 0 and 1"),
-        (["--schedule", "step"], "'linear', 'cosine' or 'constant'"),
+        (["--schedule", "stair"], "'linear', 'cosine', 'constant'"),
         (["--init", "zero"], "'auto', 'random' or 'pretrained'"),
     ],
 )
