@@ -40,9 +40,9 @@ def exporting(folder: Path, *, partial: Path) -> Iterator[None]:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     except Exception as error:  # a full disk is SafetensorError in safetensors 0.8 and a bare Exception in tokenizers
-        what_failed = what_failed(folder, error)
+        reason = what_failed(folder, error)  # before what is written goes, and its space is free again
         shutil.rmtree(partial, ignore_errors=True)
-        raise ExportError(f"cannot write the model to {what_failed}") from error
+        raise ExportError(f"cannot write the model to {reason}") from error
 
 
 def what_failed(path: Path, error: Exception) -> str:

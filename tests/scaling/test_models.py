@@ -149,8 +149,14 @@ def test_a_model_of_another_size_than_planned_is_refused() -> None:
     ("config", "message"),
     [
         ({"model_type": "t5"}, "is made for task=seq2seq-lm; only these are trained here: causal-lm, masked-lm"),
-        ({"model_type": "nonsense"}, "model_type='nonsense', which transformers .* does not build as a causal language"),
-        ({"model_type": "bert", "architectures": ["BertLMHeadModel"]}, r"sees the tokens it is to predict \(is_decoder=False\)"),
+        (
+            {"model_type": "nonsense"},
+            "model_type='nonsense', which transformers .* does not build as a causal language",
+        ),
+        (
+            {"model_type": "bert", "architectures": ["BertLMHeadModel"]},
+            r"sees the tokens it is to predict \(is_decoder=False\)",
+        ),
         ({"model_type": "mixtral", "output_router_logits": True}, "output_router_logits=True"),
         ({**TINY_LLAMA, "num_attention_heads": "four"}, "transformers refuses its config"),
     ],

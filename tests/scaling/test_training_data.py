@@ -17,9 +17,13 @@ def test_token_store_goes_to_the_cache_folder_and_is_made_once(tmp_path: Path) -
     config = TrainConfig(plan=tmp_path / "plan.json", out=tmp_path / "out", steps=1, data=str(text), cache_dir=cache)
     decision = toy_decision("ddp", world_size=2, accumulation=3)
 
-    first = open_training_data(config, decision, model_config=build_config(resolve_model("llama-demo")), show_progress=False)
+    first = open_training_data(
+        config, decision, model_config=build_config(resolve_model("llama-demo")), show_progress=False
+    )
     made = {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()}
-    again = open_training_data(config, decision, model_config=build_config(resolve_model("llama-demo")), show_progress=False)
+    again = open_training_data(
+        config, decision, model_config=build_config(resolve_model("llama-demo")), show_progress=False
+    )
 
     assert made
     assert {path: path.stat().st_mtime_ns for path in made} == made

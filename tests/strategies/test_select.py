@@ -59,7 +59,9 @@ def test_decide_raises_with_the_closest_plan_when_nothing_fits() -> None:
 def test_formats_that_the_gpu_lacks_are_refused_with_those_that_it_has(precision: str) -> None:
     cluster = Cluster(gpu=gpu_preset("V100-16GB-SXM2"), gpus=4, gpus_per_node=4)
     job = replace(small_job(), precision=Precision(precision))
-    with pytest.raises(PlanError, match=f"precision={precision}, but V100-16GB-SXM2 has no bf16 .* --precision fp16 or fp32"):
+    with pytest.raises(
+        PlanError, match=f"precision={precision}, but V100-16GB-SXM2 has no bf16 .* --precision fp16 or fp32"
+    ):
         decide(tiny_spec(), cluster=cluster, job=job)
 
 
