@@ -3,7 +3,7 @@
 Method: one small Llama, fp32, 3 optimizer steps and a checkpoint under each of six ways on 1, 2 and 4 ranks; then each
 of the 18 goes on from each of the 18 checkpoints for 5 further steps, and what it ends with is compared with an
 uninterrupted run of its own: the largest difference in weights and in AdamW's moments. On the diagonal (the same way,
-the same ranks) it must be 0; elsewhere it is the order of sums of the first 3 steps. Deterministic, so it is run once.
+the same ranks) it should be 0; elsewhere it is the order of sums of the first 3 steps. Run once.
 
 Usage: ``python -m benchmarks.resume_matrix``; it writes ``benchmarks/results/resume_matrix.json`` and ``.md``.
 """
@@ -109,7 +109,8 @@ def table(found: list[dict[str, object]]) -> str:
         f"Method: `benchmarks/resume_matrix.py`. Largest difference of a weight, {AFTER} steps after the checkpoint, "
         "from an uninterrupted run\nof the way that resumes; names end with the number of ranks.\n\n"
         f"{text}\n\n"
-        f"- The same way on the same ranks: {diagonal:g} in weights and in every state of the optimizer.\n"
+        f"- The same way on the same ranks, the largest in weights and in every state of the optimizer: {diagonal:.1e}.\n"
+        f"  Equal bits: {', '.join(each for each in labels if max(_all(by_pair[each, each])) == 0.0)}.\n"
         f"- All pairs, the largest: {worst}.\n"
     )
 
