@@ -109,7 +109,7 @@ def table(found: list[dict[str, object]]) -> str:
         f"Method: `benchmarks/resume_matrix.py`. Largest difference of a weight, {AFTER} steps after the checkpoint, "
         "from an uninterrupted run\nof the way that resumes; names end with the number of ranks.\n\n"
         f"{text}\n\n"
-        f"- The same way on the same ranks, the largest in weights and in every state of the optimizer: {diagonal:.1e}.\n"
+        f"- The same way on the same ranks, the largest in weights and every state of the optimizer: {diagonal:.1e}.\n"
         f"  Equal bits: {', '.join(each for each in labels if max(_all(by_pair[each, each])) == 0.0)}.\n"
         f"- All pairs, the largest: {worst}.\n"
     )
