@@ -36,7 +36,8 @@ def _norms_of_parts(gradient: torch.Tensor) -> Iterator[torch.Tensor]:
         return
     flat = gradient.flatten()
     if flat.dtype is not torch.float32:
-        yield from (torch.linalg.vector_norm(part, dtype=torch.float64).view(1) for part in torch.split(flat, NORM_PIECE))
+        for part in torch.split(flat, NORM_PIECE):
+            yield torch.linalg.vector_norm(part, dtype=torch.float64).view(1)
         return
     num_in_rows = len(flat) - len(flat) % NORM_ROW
     if num_in_rows:
