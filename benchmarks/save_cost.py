@@ -108,7 +108,7 @@ def _in_rank(size: str, config: Path, folder: Path, device: torch.device) -> Mea
     num_ranks = dist.get_world_size()
     job = Job(seq_len=16, global_batch_size=num_ranks)
     decision = planner(demo, job, num_ranks=num_ranks)(replace(VARIANTS["fsdp2"], micro_batch_size=1))
-    settings = training(steps=1, learning_rate=1e-3)
+    settings = training(steps=2, learning_rate=1e-3)
     engine = make_engine(demo.model(decision), decision, config=settings, device=device)
     data = demo.data(decision)
     train_step(engine, data.micro_batches(0, rank=engine.rank, world_size=num_ranks))

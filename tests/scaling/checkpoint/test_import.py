@@ -40,7 +40,7 @@ def save_as_deepspeed_does(config: str, folder: Path, device: torch.device) -> d
         decision = plan(replace(VARIANTS[way], micro_batch_size=1))
         engine = cast(
             Any,
-            make_engine(demo.model(decision), decision, config=training(steps=1, learning_rate=1e-2), device=device),
+            make_engine(demo.model(decision), decision, config=training(steps=2, learning_rate=1e-2), device=device),
         )
         engine.set_learning_rate(1e-2)
         train_step(engine, demo.data(decision).micro_batches(0, rank=engine.rank, world_size=2))
