@@ -55,6 +55,7 @@ def train(
             if saving.is_due(step + 1):  # after the records of the step are written, since a resumed run keeps those
                 saving.save(engine, step=step + 1, eval_loss=eval_loss, wait=False)
     finally:
+        data.feed.close()  # workers that still make batches would keep the process from ending
         saving.finish()
 
 
