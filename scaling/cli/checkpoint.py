@@ -76,7 +76,9 @@ def import_(
     where: Annotated[
         Path, typer.Argument(help="Folder that DeepSpeed's save_checkpoint() has written.", metavar="DIR")
     ],
-    model: Annotated[str, typer.Option(help="What was trained: a preset, folder or config.json.", metavar="MODEL")],
+    model: Annotated[
+        str, typer.Option("--model", help="What was trained: a preset, folder or config.json.", metavar="MODEL")
+    ],
     out: Annotated[Path, typer.Option(help="Folder to write, which must not exist.", metavar="DIR")],
     json: options.AsJson = False,
 ) -> None:

@@ -177,5 +177,7 @@ def import_deepspeed(device: torch.device) -> Any:
     warnings.filterwarnings("ignore", message="`torch.distributed.*` is deprecated", category=FutureWarning)
     for handler in logging.getLogger("DeepSpeed").handlers:
         if type(handler) is logging.StreamHandler:  # not a subclass: a test runner's collects elsewhere
+            if handler.stream.closed:  # by who had put it in the place of stderr; it cannot be flushed any more
+                handler.stream = sys.stderr
             handler.setStream(sys.stderr)
     return deepspeed
