@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from scaling.engines.gradient_norm import NORM_ROW, clip_factor, global_norm, is_finite, norm_in_fp64
+from scaling.engines.gradient_norm import NORM_PIECE, clip_factor, global_norm, is_finite, norm_in_fp64
 from scaling.engines.optimizer import OptimizerSettings, make_adamw, make_optimizer, split_by_decay
 from scaling.storage_log import StorageLog
 from strategies.job import Job, OptimizerName
@@ -84,9 +84,9 @@ def test_frozen_parameters_are_in_no_group() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_global_norm_is_that_of_fp64_for_any_cut_into_rows(dtype: torch.dtype) -> None:
+def test_global_norm_is_that_of_fp64_for_any_cut_into_pieces(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
-    shapes = ((), (0,), (3,), (NORM_ROW,), (NORM_ROW + 1,), (700, 500), (2 * NORM_ROW - 1, 3))
+    shapes = ((), (0,), (3,), (NORM_PIECE,), (NORM_PIECE + 1,), (700, 500))
     gradients = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
     gradients.append(torch.randn(300, 400, generator=generator).to(dtype).T)  # not contiguous
     expected = math.sqrt(sum(float(each.double().square().sum()) for each in gradients))
