@@ -75,17 +75,25 @@ class Checkpoints:
         Damaged ones are skipped with a warning that names the file.
 
         Raises:
-            CheckpointError: the latest whole one is of another run, model or optimizer.
+            CheckpointError: the latest whole one is of another run, model or optimizer; or there are some, and all are
+                damaged: to start anew must be the user's choice.
         """
         self._meeting.arrive("look for a checkpoint")
         self._meeting.on_main(lambda: remove_leftovers(self._parent))
+        damaged: CheckpointError | None = None
         for folder in self._meeting.on_main(lambda: find_checkpoints(self._parent)):
             try:
                 self._verify(folder)
             except CheckpointError as error:
                 logger.warning("skipped a checkpoint: %s", error)
+                damaged = damaged or error
                 continue
             return self._load(engine, folder)
+        if damaged is not None:
+            raise CheckpointError(
+                f"no checkpoint in {self._parent} is whole, the latest because {damaged}; "
+                f"or start anew with --resume none"
+            )
         return None
 
     def load(self, engine: Engine, folder: Path) -> TrainingState:

@@ -78,6 +78,12 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
     path.write_text(json.dumps({"sha256": _checksum(text), "manifest": json.loads(text)}, indent=1) + "\n")
 
 
+def _inside(folder: Path) -> str | None:
+    """Return advice where the folder is a run's, and the checkpoints lie below it."""
+    latest = max(folder.glob(f"*/*/{MANIFEST_FILE}"), default=None)
+    return f"give {latest.parent}" if latest else None
+
+
 def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a checkpoint, its own checksum verified; the files are not looked at.
 
@@ -86,7 +92,9 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST_FILE
     if not path.is_file():
-        raise CheckpointError(f"{folder} is no complete checkpoint: it has no {MANIFEST_FILE}; {ANOTHER}")
+        raise CheckpointError(
+            f"{folder} is no complete checkpoint: it has no {MANIFEST_FILE}; {_inside(folder) or ANOTHER}"
+        )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         text = json.dumps(content["manifest"], indent=2) + "\n"

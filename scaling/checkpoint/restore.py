@@ -49,6 +49,9 @@ def restore_random(engine: Engine, reader: CheckpointReader, *, seed: int) -> No
         torch.manual_seed(seed)
 
 
+SAMPLES_DEPEND_ON = "which depends on --data, --tokenizer, --eval-every and --eval-fraction"
+
+
 def require_identity(identity: Mapping[str, str], found: Mapping[str, str], folder: Path) -> None:
     """Refuse to go on from a checkpoint of other data or another order of them.
 
@@ -61,9 +64,11 @@ def require_identity(identity: Mapping[str, str], found: Mapping[str, str], fold
         if identity.get(name) != found.get(name)
     ]
     if differing:
+        # What a user sets is another thing than what differs: held-out samples are not trained on.
+        hint = f" ({SAMPLES_DEPEND_ON})" if any(each.startswith("num_samples=") for each in differing) else ""
         raise CheckpointError(
-            f"{folder} is of another run: {', '.join(differing)}; give the values it was made with, or start anew "
-            f"with --resume none"
+            f"{folder} is of another run: {', '.join(differing)}{hint}; give the values it was made with, or start "
+            f"anew with --resume none"
         )
 
 

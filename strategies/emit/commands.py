@@ -25,7 +25,7 @@ def launch_commands(decision: Decision, *, folder: Path) -> tuple[LaunchCommand,
 
     The ``deepspeed`` launcher starts DDP plans as well: it only sets the process environment.
     """
-    inputs = ["--plan", str(folder / "plan.json"), "--data", "builtin:python", "--tokenizer", "bytes"]
+    inputs = ["--plan", str(folder / "plan.json"), "--data", "auto", "--tokenizer", "bytes"]
     train = [*inputs, "--steps", "100", "--out", str(folder / "run")]
     cluster = decision.cluster
     return (

@@ -84,6 +84,21 @@ def test_the_latest_is_taken_and_an_empty_folder_has_none(tmp_path: Path) -> Non
     assert found.step == 10
 
 
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_anew_by_itself(tmp_path: Path) -> None:
+    engine = start_engine()
+    for step in (1, 2):
+        file = save(engine, step, tmp_path) / "rank00000-000.safetensors"
+        file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole, .*00002.*--resume none"):
+        checkpoints(tmp_path).load_latest(engine)
+
+
+def test_the_folder_of_a_run_is_told_from_its_checkpoints(tmp_path: Path) -> None:
+    folder = save(start_engine(), 7, tmp_path / "run" / "checkpoints")
+    with pytest.raises(CheckpointError, match=f"give {folder}$"):
+        read_manifest(tmp_path / "run")
+
+
 class Tied(nn.Module):
     """An embedding and a head, one tensor or two equal ones."""
 
