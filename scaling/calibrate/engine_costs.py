@@ -76,7 +76,7 @@ def _kinds() -> Iterator[Kind]:
 def _costs(watch: Stopwatch, kind: Kind, bare: BareModel) -> Iterator[EngineCost]:
     none = ActivationCheckpointing.NONE
     thin = {
-        checkpointing: _step_cost(watch, THIN, kind, checkpointing, repeats=5)
+        checkpointing: _step_cost(watch, THIN, kind, checkpointing, repeats=4)
         for checkpointing in ActivationCheckpointing
     }
     plain = _plain_cost(watch, kind, bare, thin[none])
@@ -94,7 +94,7 @@ def _costs(watch: Stopwatch, kind: Kind, bare: BareModel) -> Iterator[EngineCost
 def _reduced_once(watch: Stopwatch, bare: BareModel, found: Sequence[EngineCost]) -> Iterator[EngineCost]:
     """Yield FSDP2's costs where gradients are reduced once a step: what one such engine differs in, for all of them."""
     kind = Kind(strategy=StrategyName.FSDP2, syncs_each_batch=False)
-    once = _plain_cost(watch, kind, bare, _step_cost(watch, THIN, kind, ActivationCheckpointing.NONE, repeats=5))
+    once = _plain_cost(watch, kind, bare, _step_cost(watch, THIN, kind, ActivationCheckpointing.NONE, repeats=4))
     of_fsdp2 = [each for each in found if each.strategy is StrategyName.FSDP2]
     each_batch = next(
         each
@@ -111,17 +111,26 @@ def _reduced_once(watch: Stopwatch, bare: BareModel, found: Sequence[EngineCost]
 def _plain_cost(watch: Stopwatch, kind: Kind, bare: BareModel, thin: StepCost) -> EngineCost:
     """Return the engine's costs without activation checkpointing; ``thin`` is what the thin model costs."""
     none = ActivationCheckpointing.NONE
-    deep = _step_cost(watch, DEEP, kind, none, repeats=3)
-    wide = _step_cost(watch, WIDE, kind, none, repeats=4, seq_len=WIDE_TOKENS)
+    # A block of FSDP2 costs milliseconds: what is left beside its blocks is smaller than what two runs differ by.
+    is_all_blocks = kind.strategy is StrategyName.FSDP2
+    deep = None if is_all_blocks else _step_cost(watch, DEEP, kind, none, repeats=3)
+    wide = _step_cost(watch, WIDE, kind, none, repeats=3, seq_len=WIDE_TOKENS)
     specs = [spec_of(config) for config in (THIN, DEEP, WIDE)]
     num_params = tuple(spec.num_params for spec in specs)
-    bare_s = (bare.thin[none], bare.deep, bare.wide)
     micro = split(
-        tuple(max(0.0, cost.micro_batch_s - s) for cost, s in zip((thin, deep, wide), bare_s, strict=True)),
+        (
+            max(0.0, thin.micro_batch_s - bare.thin[none]),
+            max(0.0, deep.micro_batch_s - bare.deep) if deep else None,
+            max(0.0, wide.micro_batch_s - bare.wide),
+        ),
         parts=tuple(num_units(spec, kind.strategy) for spec in specs),
         num_params=num_params,
     )
-    step = split((thin.step_s, deep.step_s, wide.step_s), parts=tuple(map(num_tensors, specs)), num_params=num_params)
+    step = split(
+        (thin.step_s, deep.step_s if deep else None, wide.step_s),
+        parts=tuple(map(num_tensors, specs)),
+        num_params=num_params,
+    )
     return EngineCost(
         strategy=kind.strategy,
         reshard_after_forward=kind.reshards,
@@ -145,17 +154,20 @@ class Split:
     s_per_param: float
 
 
-def split(seconds: Triple, *, parts: Triple, num_params: Triple) -> Split:
+def split(seconds: tuple[float, float | None, float], *, parts: Triple, num_params: Triple) -> Split:
     """Return the costs that give ``seconds`` of the thin, the deep and the wide model; none is below zero.
 
     Solved by turns, since the thin and the deep model have next to no parameters: parts from these two, then
     parameters from the wide one. Where a cost would be below zero it is none, and the thin model keeps its time.
+    Without a time of the deep model nothing is fixed: all is the parts' and the parameters'.
     """
     thin, deep, wide = seconds
     s_per_param = fixed_s = s_per_part = 0.0
     for _ in range(TURNS):
-        rest_thin, rest_deep = (s - s_per_param * count for s, count in zip((thin, deep), num_params, strict=False))
-        slope = (rest_deep - rest_thin) / (parts[1] - parts[0])
+        rest_thin = thin - s_per_param * num_params[0]
+        slope = rest_thin / parts[0]
+        if deep is not None:
+            slope = (deep - s_per_param * num_params[1] - rest_thin) / (parts[1] - parts[0])
         s_per_part = min(max(0.0, slope), max(0.0, rest_thin) / parts[0])
         fixed_s = max(0.0, rest_thin - s_per_part * parts[0])
         s_per_param = max(0.0, wide - fixed_s - s_per_part * parts[2]) / num_params[2]

@@ -181,11 +181,16 @@ PARTS, PARAMS = (39, 111, 57), (4e5, 1.2e6, 7e6)
 def test_three_models_tell_the_costs_of_a_step_of_a_tensor_and_of_a_parameter_apart(
     fixed: float, part: float, param: float
 ) -> None:
-    seconds = tuple(fixed + part * parts + param * params for parts, params in zip(PARTS, PARAMS, strict=True))
-    found = split(seconds, parts=PARTS, num_params=PARAMS)
+    thin, deep, wide = (fixed + part * parts + param * params for parts, params in zip(PARTS, PARAMS, strict=True))
+    found = split((thin, deep, wide), parts=PARTS, num_params=PARAMS)
     assert (found.fixed_s, found.s_per_part, found.s_per_param) == pytest.approx(
         (fixed, part, param), rel=1e-6, abs=1e-12
     )
+
+
+def test_without_the_deep_model_all_is_the_cost_of_parts_and_parameters() -> None:
+    found = split((1e-4 * 39 + 1e-9 * 4e5, None, 1e-4 * 57 + 1e-9 * 7e6), parts=PARTS, num_params=PARAMS)
+    assert (found.fixed_s, found.s_per_part, found.s_per_param) == pytest.approx((0.0, 1e-4, 1e-9), rel=1e-6, abs=1e-12)
 
 
 def test_a_deep_model_that_seems_faster_than_a_thin_one_leaves_no_cost_below_zero() -> None:
