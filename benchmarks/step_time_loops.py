@@ -95,9 +95,19 @@ Step = Callable[[Sequence[torch.Tensor]], float]
 """One optimizer step over micro batches of ids; returns this rank's loss."""
 
 
+def adamw(model: nn.Module) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
+
+
+def update(model: nn.Module, optimizer: torch.optim.Optimizer, decision: Decision) -> None:
+    clip_grad_norm_(model.parameters(), decision.job.gradient_clipping)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def ddp_loop(model: nn.Module, decision: Decision) -> Step:
     wrapped = DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
+    optimizer = adamw(model)
 
     def step(micro_batches: Sequence[torch.Tensor]) -> float:
         total = torch.zeros(())
@@ -106,16 +116,14 @@ def ddp_loop(model: nn.Module, decision: Decision) -> Step:
                 loss = wrapped(input_ids=ids, labels=ids).loss / len(micro_batches)
                 loss.backward()
             total += loss.detach()
-        clip_grad_norm_(model.parameters(), decision.job.gradient_clipping)
-        optimizer.step()
-        optimizer.zero_grad()
+        update(model, optimizer, decision)
         return float(total)
 
     return step
 
 
 def zero_loop(model: nn.Module, decision: Decision) -> Step:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
+    optimizer = adamw(model)
     deepspeed = import_deepspeed(CPU)
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=decision.deepspeed_config())
@@ -136,7 +144,7 @@ def fsdp2_loop(model: Any, decision: Decision) -> Step:
     for layer in model.model.layers:
         fully_shard(layer)
     fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
+    optimizer = adamw(model)
 
     def step(micro_batches: Sequence[torch.Tensor]) -> float:
         total = torch.zeros(())
@@ -144,9 +152,7 @@ def fsdp2_loop(model: Any, decision: Decision) -> Step:
             loss = model(input_ids=ids, labels=ids).loss / len(micro_batches)
             loss.backward()
             total += loss.detach()
-        clip_grad_norm_(model.parameters(), decision.job.gradient_clipping)
-        optimizer.step()
-        optimizer.zero_grad()
+        update(model, optimizer, decision)
         return float(total)
 
     return step
@@ -165,7 +171,7 @@ def accelerate_steps(decision: Decision) -> Iterator[float]:
 
     accelerator = Accelerator(**decision.accelerator_kwargs())
     model = fresh_model(decision)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
+    optimizer = adamw(model)
     loader: Any = DataLoader(Samples(decision), batch_size=decision.plan.micro_batch_size, shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     total = torch.zeros(())

@@ -13,3 +13,5 @@ AUTO_CLASSES = {
     TaskKind.CONTRASTIVE: "AutoModel",
 }
 """Names, so that planning does not import transformers."""
+TRAINED = tuple(kind for kind in TaskKind if kind is not TaskKind.SEQ2SEQ_LM)
+"""What models may be made for that are trained here."""

@@ -9,17 +9,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from scaling.auto_classes import TRAINED
 from scaling.errors import EngineError, LaunchError
 from scaling.launch_env import LaunchEnvironment
 from strategies.cluster import Gpu
 from strategies.decision import Decision
 from strategies.emit.deepspeed import STAGES, deepspeed_config
 from strategies.emit.files import DEEPSPEED_FILE
-from strategies.errors import PlanError, SpecError
+from strategies.errors import PlanError, ScalingError, SpecError
 from strategies.estimate import Level
 from strategies.job import Attention, OptimizerName, Precision
 from strategies.memory.predict import predict
-from strategies.model_spec import ModelSpec, TaskKind
+from strategies.model_spec import ModelSpec
 from strategies.offload import require_possible_offload
 from strategies.plan import OffloadDevice, Plan, StrategyName, accumulation_steps
 from strategies.serialize import numbers, short
@@ -171,13 +172,22 @@ def _refuse_nvme(plan: Plan) -> None:
             )
 
 
+def why_not_trainable(decision: Decision) -> str | None:
+    """Return why our trainer cannot run the decision's plan, None where it can."""
+    try:
+        require_trainable(decision)
+    except ScalingError as error:
+        return str(error)
+    return None
+
+
 def require_trainable_model(spec: ModelSpec) -> None:
     """Refuse a model that can be planned but not trained here.
 
     Raises:
         EngineError: names what it is trained to do.
     """
-    if spec.task is TaskKind.SEQ2SEQ_LM:
+    if spec.task not in TRAINED:
         raise EngineError(
             f"model {spec.name} is made for task={spec.task}: it can be planned without --out, and not be trained here"
         )

@@ -41,7 +41,8 @@ def lr_scale_problems(texts: Iterable[str]) -> list[str]:
 
 def scale_of(name: str, scales: Sequence[LrScale]) -> float:
     """Return the factor of a parameter by its name: that of the first pattern that fits, 1 where none does."""
-    return next((scale.factor for scale in scales if fnmatchcase(name, scale.pattern)), 1.0)
+    scale = _first_that_fits(name, scales)
+    return scale.factor if scale else 1.0
 
 
 def require_used(names: Iterable[str], scales: Sequence[LrScale]) -> None:
@@ -50,15 +51,17 @@ def require_used(names: Iterable[str], scales: Sequence[LrScale]) -> None:
     Raises:
         ConfigError: names it.
     """
-    used = set[str]()
     names = list(names)
-    for name in names:
-        used |= {next((scale.pattern for scale in scales if fnmatchcase(name, scale.pattern)), "")}
+    used = {scale.pattern for name in names if (scale := _first_that_fits(name, scales))}
     if useless := [scale.pattern for scale in scales if scale.pattern not in used]:
         raise ConfigError(
             f"lr_scale={useless[0]!r} fits no trained parameter that an earlier pattern leaves; names are like "
             f"{', '.join(names[:3])}"
         )
+
+
+def _first_that_fits(name: str, scales: Sequence[LrScale]) -> LrScale | None:
+    return next((scale for scale in scales if fnmatchcase(name, scale.pattern)), None)
 
 
 def _is_scale(text: str) -> bool:

@@ -14,7 +14,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from scaling.adapters import choose_trained
-from scaling.auto_classes import AUTO_CLASSES
+from scaling.auto_classes import AUTO_CLASSES, TRAINED
 from scaling.errors import ModelError
 from scaling.fused_loss import compute_loss_fused
 from scaling.recompute import checkpoint_library_blocks
@@ -27,8 +27,6 @@ from strategies.load_model import ResolvedModel
 from strategies.model_spec import TaskKind
 from strategies.plan import ActivationCheckpointing
 
-TRAINED = tuple(kind for kind in TaskKind if kind is not TaskKind.SEQ2SEQ_LM)
-"""What models may be made for."""
 _TRAINED = ", ".join(TRAINED)
 logger = logging.getLogger(__name__)
 DTYPES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from scaling.cause_styles import STYLES
 from scaling.errors import ReportError
@@ -46,6 +47,17 @@ def plot_timeline(timeline: Timeline, *, title: str, path: Path) -> None:
     axes.set_xlim(0, max(timeline.events[-1], 1))
     axes.set_ylim(0, peak * 1.18)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, reverse=True)
+    save_picture(figure, path)
+
+
+def save_picture(figure: Any, path: Path) -> None:
+    """Write a pyplot figure into a file, and close it.
+
+    Raises:
+        ReportError: the file cannot be written.
+    """
+    from matplotlib import pyplot
+
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:

@@ -221,7 +221,7 @@ def planner_question(question: Question, fixed: FixedParts, *, safety: float, fo
 
 def why_not_trainable(question: Question) -> Callable[[Job, Plan], str | None]:
     """Return what tells why our trainer cannot run a plan; None where it can."""
-    from scaling.check_plan import require_trainable, require_trainable_model
+    from scaling import check_plan
     from scaling.errors import EngineError
 
     def why_not(job: Job, plan: Plan) -> str | None:
@@ -234,10 +234,9 @@ def why_not_trainable(question: Question) -> Callable[[Job, Plan], str | None]:
             estimate=NO_ESTIMATE,
         )
         try:
-            require_trainable_model(question.spec)
-            require_trainable(decision)
+            check_plan.require_trainable_model(question.spec)
         except EngineError as error:
             return str(error)
-        return None
+        return check_plan.why_not_trainable(decision)
 
     return why_not

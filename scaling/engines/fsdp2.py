@@ -34,18 +34,14 @@ from scaling.engines.state import (
     tensor_states,
 )
 from scaling.meter import PhaseMeter
+from scaling.number_formats import AUTOCAST
 from scaling.ownership import Owned, fsdp2_owners, fsdp_parameters
 from scaling.recompute import repeated_blocks
 from strategies.decision import Decision
 from strategies.job import Precision
 from strategies.plan import OffloadDevice
 
-GATHERED_IN_16_BITS: Final = {
-    Precision.FP16: torch.float16,
-    Precision.BF16: torch.bfloat16,
-    Precision.FP16_AUTOCAST: torch.float16,
-    Precision.BF16_AUTOCAST: torch.bfloat16,
-}
+GATHERED_IN_16_BITS: Final = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16} | AUTOCAST
 """Format of gathered weights and of the computation over fp32 shards; gradients are reduced in fp32."""
 
 

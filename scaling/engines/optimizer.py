@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, assert_never, cast
 
 import torch
@@ -72,7 +73,6 @@ def make_optimizer(
     decayed: Sequence[nn.Parameter], undecayed: Sequence[nn.Parameter], settings: OptimizerSettings, *, job: Job
 ) -> torch.optim.Optimizer:
     """Return the job's update rule over two groups, without and with decay, leaving out an empty group."""
-    groups = _groups(decayed, undecayed, settings)
     match job.optimizer:
         case OptimizerName.ADAMW:
             return make_adamw(decayed, undecayed, settings, fused=job.fused_optimizer)
@@ -80,14 +80,14 @@ def make_optimizer(
             return make_sgd(decayed, undecayed, settings, fused=job.fused_optimizer)
         case OptimizerName.ADAFACTOR:
             # No fused kernel exists: instead of all parameters at once it takes one after the other.
-            return torch.optim.Adafactor(groups, lr=0.0, foreach=not job.fused_optimizer)
+            rule: Any = partial(torch.optim.Adafactor, foreach=not job.fused_optimizer)
         case OptimizerName.ADAMW_8BIT:
-            eight_bit: Any = import_bitsandbytes().optim.AdamW8bit
-            return cast(torch.optim.Optimizer, eight_bit(groups, lr=0.0, betas=settings.betas, eps=settings.epsilon))
+            rule = partial(import_bitsandbytes().optim.AdamW8bit, betas=settings.betas, eps=settings.epsilon)
         case OptimizerName.LION:
-            lion: Any = import_bitsandbytes().optim.Lion32bit
-            return cast(torch.optim.Optimizer, lion(groups, lr=0.0, betas=LION_BETAS))
-    assert_never(job.optimizer)
+            rule = partial(import_bitsandbytes().optim.Lion32bit, betas=LION_BETAS)
+        case _:
+            assert_never(job.optimizer)
+    return cast(torch.optim.Optimizer, rule(_groups(decayed, undecayed, settings), lr=0.0))
 
 
 def import_bitsandbytes() -> Any:

@@ -16,7 +16,6 @@ PHASE_OF = {
     Engine.backward.__code__: Phase.BACKWARD,
     Engine.optimizer_step.__code__: Phase.OPTIMIZER_STEP,
     Engine.score.__code__: Phase.EVALUATION,
-    Engine.gathered_parameters.__code__: Phase.SAVE,
 }
 
 

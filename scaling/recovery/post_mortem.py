@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from scaling.check_plan import require_trainable
+from scaling.check_plan import why_not_trainable
 from scaling.recovery.failure import Failure
 from strategies.cluster import Cluster
 from strategies.decision import Decision
@@ -104,11 +104,4 @@ def _limit_bytes(estimate: Estimate, cluster: Cluster) -> int:
 
 
 def _why_not(decision: Decision) -> Callable[[Job, Plan], str | None]:
-    def why_not(job: Job, plan: Plan) -> str | None:
-        try:
-            require_trainable(replace(decision, job=job, plan=plan))
-        except ScalingError as error:
-            return str(error)
-        return None
-
-    return why_not
+    return lambda job, plan: why_not_trainable(replace(decision, job=job, plan=plan))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from scaling.errors import ReportError
+from scaling.plots import save_picture
 from scaling.run_folder import METRICS_FILE
 
 PANELS: Final = (
@@ -77,9 +78,4 @@ def plot_curves(runs: Sequence[Curves], *, path: Path) -> None:
     for axes in grid[-1]:
         axes.set_xlabel("optimizer steps")
     panels["loss"].legend(frameon=False)
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        raise ReportError(f"cannot write the picture {path}: {error}; give a writable .png file") from error
-    finally:
-        pyplot.close(figure)
+    save_picture(figure, path)

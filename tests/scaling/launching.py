@@ -9,9 +9,21 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pytest
+
+from scaling import cli
+
 BIN = Path(sys.executable).parent
 REPOSITORY = Path(__file__).resolve().parents[2]
 TORCHRUN = (str(BIN / "torchrun"), "--standalone", "--nproc_per_node")
+
+
+def run_cli(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> int:
+    """Return the exit code of ``scaling words`` run in this process."""
+    monkeypatch.setattr(sys, "argv", ["scaling", *words])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return int(caught.value.code or 0)
 
 
 def free_port() -> int:

@@ -11,16 +11,9 @@ from pathlib import Path
 import pytest
 
 from scaling import cli
+from tests.scaling.launching import run_cli as run
 
 GOOD = ["plan", "llama-demo", "--gpu", "cpu", "--gpus", "2", "--seq-len", "128", "--global-batch-size", "8"]
-
-
-def run(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> int:
-    """Return the exit code of ``scaling words`` run in this process."""
-    monkeypatch.setattr(sys, "argv", ["scaling", *words])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    return int(caught.value.code or 0)
 
 
 def changed(**flags: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,22 +10,14 @@ from typing import Any
 import pytest
 
 from benchmarks.parity_models import FOLDER
-from scaling import cli
 from scaling.parity.certificate import Certificate, Row, limits_for
 from scaling.parity.variants import LeftOut
 from strategies.job import Job, Precision
+from tests.scaling.launching import run_cli as run
 
 GOOD = ["parity", str(FOLDER / "tiny-llama.json"), "--seq-len", "64", "--global-batch-size", "8"]
 JOB = Job(seq_len=64, global_batch_size=8, precision=Precision.FP32)
 ALIKE = Row(name="ddp", accumulation=2, loss=0.0, norm=0.0, parameter=0.0, same_bits_as="ddp", seconds=1.0, alike=True)
-
-
-def run(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> int:
-    """Return the exit code of ``scaling words`` run in this process."""
-    monkeypatch.setattr(sys, "argv", ["scaling", *words])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    return int(caught.value.code or 0)
 
 
 @pytest.mark.parametrize(

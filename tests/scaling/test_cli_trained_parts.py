@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from scaling import cli
 from strategies.decision import Decision
 from strategies.serialize import read_json
 from strategies.trained import Lora
+from tests.scaling.launching import run_cli as run
 
 ESTIMATE = ["estimate", "llama-2-7b", "--gpu", "A100-80GB-SXM", "--gpus", "8", "--seq-len", "2048"]
 PLAN = ["plan", "llama-2-7b", *ESTIMATE[2:], "--global-batch-size", "64"]
 QV = ["--lora-rank", "8", "--lora-targets", "q_proj,v_proj"]
-
-
-def run(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> int:
-    monkeypatch.setattr(sys, "argv", ["scaling", *words])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    return int(caught.value.code or 0)
 
 
 @pytest.mark.parametrize(

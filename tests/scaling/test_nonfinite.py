@@ -13,14 +13,8 @@ from scaling.train import main
 from strategies.job import Precision
 from tests.scaling.decisions import plan_tiny
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.usefixtures("one_process")]
 STEPS = 8
-
-
-@pytest.fixture(autouse=True)
-def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def train(folder: Path, *flags: object, precision: Precision, exit_code: int = 0) -> list[dict[str, Any]]:

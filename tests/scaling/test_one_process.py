@@ -18,13 +18,7 @@ from scaling.watching.summary import Summary
 from strategies.serialize import read_json
 from tests.scaling.decisions import plan_tiny
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow]
-
-
-@pytest.fixture(autouse=True)
-def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.usefixtures("one_process")]
 
 
 @pytest.fixture

@@ -17,13 +17,7 @@ from scaling.train import main
 from tests.scaling.decisions import plan_tiny
 from tests.scaling.launching import start, succeed
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow]
-
-
-@pytest.fixture(autouse=True)
-def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.usefixtures("one_process")]
 
 
 @pytest.fixture
