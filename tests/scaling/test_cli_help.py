@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 
 import pytest
 import typer
@@ -38,3 +40,8 @@ def test_exit_codes_of_an_estimate_are_told() -> None:
     from scaling.cli.estimate import estimate
 
     assert "exit code 0, also where the plan does not fit" in (inspect.getdoc(estimate) or "")
+
+
+def test_the_package_runs_as_a_module() -> None:
+    told = subprocess.run([sys.executable, "-m", "scaling", "--help"], capture_output=True, text=True, check=True)
+    assert "plan" in told.stdout
