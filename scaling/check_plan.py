@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scaling.auto_classes import TRAINED
-from scaling.errors import EngineError, LaunchError
+from scaling.errors import EngineError, LaunchError, ModelError
 from scaling.launch_env import LaunchEnvironment
 from strategies.cluster import Gpu
 from strategies.decision import Decision
@@ -22,7 +22,7 @@ from strategies.job import Attention, OptimizerName, Precision
 from strategies.memory.predict import predict
 from strategies.model_spec import ModelSpec
 from strategies.offload import require_possible_offload
-from strategies.plan import OffloadDevice, Plan, StrategyName, accumulation_steps
+from strategies.plan import Framework, OffloadDevice, Plan, StrategyName, accumulation_steps
 from strategies.serialize import numbers, short
 from strategies.units import format_bytes
 
@@ -93,6 +93,19 @@ def check_estimate(decision: Decision, spec: ModelSpec) -> None:
         )
 
 
+def check_num_params(decision: Decision, num_params: int) -> None:
+    """Refuse a model with another number of parameters than was planned for: its memory would be another.
+
+    Raises:
+        ModelError: names both numbers.
+    """
+    if num_params != decision.num_params:
+        raise ModelError(
+            f"model {decision.model} has num_params={num_params}, but the plan was made for num_params="
+            f"{decision.num_params}; plan again for the model as it is now"
+        )
+
+
 def check_deepspeed_file(decision: Decision, path: Path) -> None:
     """Refuse a DeepSpeed JSON that says something else than the plan: two sources must not contradict each other.
 
@@ -140,12 +153,17 @@ def _check_batch(decision: Decision) -> None:
 
 
 def require_trainable(decision: Decision) -> None:
-    """Refuse what can be planned but not run yet.
+    """Refuse what can be planned but not run by PyTorch's engines.
 
     Raises:
         EngineError: names the setting and what runs instead.
     """
     job, plan = decision.job, decision.plan
+    if plan.strategy.framework is Framework.TENSORFLOW:
+        raise EngineError(
+            f"strategy={plan.strategy} is TensorFlow's: train it with python -m scaling.tensorflow.train; only "
+            f"strategies of PyTorch are run, measured and traced here"
+        )
     require_possible_offload(plan)
     _refuse_nvme(plan)
     for name, value, runs in (

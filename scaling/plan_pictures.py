@@ -21,6 +21,7 @@ MARKERS = {
     StrategyName.ZERO2: "D",
     StrategyName.ZERO3: "^",
     StrategyName.FSDP2: "P",
+    StrategyName.MIRRORED: "X",
 }
 CHOSEN, OTHER, GREY = "#332288", "#44AA99", "#999999"
 LABEL_WIDTH = 30

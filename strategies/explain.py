@@ -8,7 +8,7 @@ from strategies.cluster import Cluster
 from strategies.decision import Decision, Rejection, Resource, Suggestion
 from strategies.estimate import PhaseBytes
 from strategies.job import Job, LossImplementation
-from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
+from strategies.plan import REPLICATED, ActivationCheckpointing, OffloadDevice, Plan, StrategyName
 from strategies.time.step_time import StepTime
 from strategies.units import KIB, ceil_div, format_bytes, format_seconds
 
@@ -145,7 +145,29 @@ def nothing_fits(rejected: tuple[Rejection, ...], *, cluster: Cluster, safety: f
     if closest.resource is Resource.LOCKED_MEMORY:
         kibibytes = ceil_div(closest.needed_bytes, KIB)
         return f"no plan fits; the closest is {told}; raise it (ulimit -l {kibibytes}), or offload to the CPU"
-    return f"no plan fits {format_bytes(usable_bytes)} a GPU{at_safety(safety)}; the closest is {told}"
+    whole = f". {_replicated(closest)}" if closest.plan.strategy in REPLICATED and _is_named(rejected) else ""
+    return f"no plan fits {format_bytes(usable_bytes)} a GPU{at_safety(safety)}; the closest is {told}{whole}"
+
+
+def _is_named(rejected: tuple[Rejection, ...]) -> bool:
+    """Whether only one strategy was looked at."""
+    return len({rejection.plan.strategy for rejection in rejected}) == 1
+
+
+def _replicated(rejection: Rejection) -> str:
+    """Return how much of a plan's peak is model states that it keeps whole on every GPU."""
+    causes = rejection.peak.causes
+    states = (
+        causes.parameters
+        + causes.master_weights
+        + causes.gradients
+        + causes.gradient_accumulation
+        + causes.optimizer_states
+    )
+    return (
+        f"{rejection.plan.strategy} keeps all model states on every GPU, {format_bytes(states)} at that moment; only "
+        f"sharding them (zero1, zero2, zero3, fsdp2) makes them fewer"
+    )
 
 
 def closeness(rejection: Rejection) -> tuple[bool, bool, int]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from strategies.errors import PlanError, SpecError
 from strategies.job import Attention, Job, LossImplementation, OptimizerName, Precision
 from strategies.keywords import checks_keywords
-from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
+from strategies.plan import ActivationCheckpointing, Framework, OffloadDevice, Plan, StrategyName
 from strategies.trained import ALL_LINEAR, Lora
 
 if TYPE_CHECKING:  # what a call brings: `import strategies` stays fast
@@ -55,6 +55,7 @@ def plan(
     optimizer: str = OptimizerName.ADAMW,
     attention: str = Attention.FLASH,
     loss: str = OPEN,
+    framework: str | None = None,
     strategy: str | None = None,
     activation_checkpointing: str | None = None,
     checkpoint_every: int | None = None,
@@ -82,7 +83,7 @@ def plan(
     """
     from strategies.detect import build_cluster
     from strategies.load_model import model_spec, resolve_model
-    from strategies.search import FixedParts
+    from strategies.search import FixedParts, named_strategy
     from strategies.select import decide
 
     resolved = resolve_model(_named(model))
@@ -110,7 +111,9 @@ def plan(
             freeze=tuple(freeze or ()),
         ),
         fixed=FixedParts(
-            strategy=_optional(StrategyName, "strategy", strategy),
+            strategy=named_strategy(
+                _optional(Framework, "framework", framework), _optional(StrategyName, "strategy", strategy)
+            ),
             activation_checkpointing=_optional(
                 ActivationCheckpointing, "activation_checkpointing", activation_checkpointing
             ),

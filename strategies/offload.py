@@ -13,6 +13,7 @@ POSSIBLE: dict[StrategyName, frozenset[tuple[OffloadDevice, OffloadDevice]]] = {
     StrategyName.ZERO3: frozenset((optimizer, param) for optimizer in OffloadDevice for param in OffloadDevice),
     # CPUOffloadPolicy moves weights, gradients and with them the optimizer states: all or nothing.
     StrategyName.FSDP2: frozenset({(_NONE, _NONE), (_NONE, _CPU), (_CPU, _CPU)}),
+    StrategyName.MIRRORED: frozenset({(_NONE, _NONE)}),
 }
 """(offload_optimizer, offload_param) by strategy. NVMe needs stage 3 (deepspeed 0.19.8, runtime/zero/config.py)."""
 

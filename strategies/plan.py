@@ -8,6 +8,13 @@ from enum import StrEnum
 from strategies.errors import PlanError
 
 
+class Framework(StrEnum):
+    """What trains the model."""
+
+    PYTORCH = "pytorch"
+    TENSORFLOW = "tensorflow"
+
+
 class StrategyName(StrEnum):
     """How model states are spread over the data-parallel ranks."""
 
@@ -17,6 +24,19 @@ class StrategyName(StrEnum):
     ZERO3 = "zero3"
     FSDP2 = "fsdp2"
     """torch's ``fully_shard``, block by block."""
+    MIRRORED = "mirrored"
+    """TensorFlow's ``MirroredStrategy``: everything on every GPU of one node, driven by one process."""
+
+    @property
+    def framework(self) -> Framework:
+        """Whose strategy it is."""
+        return Framework.TENSORFLOW if self is StrategyName.MIRRORED else Framework.PYTORCH
+
+
+REPLICATED = (StrategyName.DDP, StrategyName.MIRRORED)
+"""Those that keep all model states on every rank."""
+PYTORCH_STRATEGIES = tuple(name for name in StrategyName if name.framework is Framework.PYTORCH)
+"""Those that the search looks at where no framework is named."""
 
 
 class ActivationCheckpointing(StrEnum):

@@ -16,13 +16,22 @@ from itertools import product
 from strategies.cluster import Cluster
 from strategies.errors import PlanError
 from strategies.job import Job, LossImplementation
+from strategies.mirrored_limits import CHECKPOINTINGS, as_run, require_possible
 from strategies.model_spec import ModelSpec
 from strategies.offload import POSSIBLE, impossible_offload
-from strategies.plan import ActivationCheckpointing, Buckets, OffloadDevice, Plan, StrategyName, accumulation_steps
+from strategies.plan import (
+    PYTORCH_STRATEGIES,
+    ActivationCheckpointing,
+    Buckets,
+    Framework,
+    OffloadDevice,
+    Plan,
+    StrategyName,
+    accumulation_steps,
+)
 from strategies.registry import STRATEGIES
 from strategies.units import ceil_div
 
-SEARCHED_STRATEGIES = tuple(STRATEGIES)
 FUSED_LOSS_FAMILIES = frozenset(
     {
         "cohere", "falcon", "gemma", "gemma2", "gpt2", "gpt_neox", "gptj", "granite", "llama", "mistral", "mixtral",
@@ -51,6 +60,20 @@ class FixedParts:
     offload_param: OffloadDevice | None = None
     searches_loss: bool = False
     """Whether the loss is open too; else it is the job's."""
+
+
+def named_strategy(framework: Framework | None, strategy: StrategyName | None) -> StrategyName | None:
+    """Return the strategy that a framework and a strategy name together; None where the search is to choose.
+
+    Raises:
+        PlanError: the strategy is another framework's.
+    """
+    if strategy is None:
+        return StrategyName.MIRRORED if framework is Framework.TENSORFLOW else None
+    if framework not in (None, strategy.framework):
+        has = " or ".join(name for name in StrategyName if name.framework is framework)
+        raise PlanError(f"strategy={strategy} is {strategy.framework}'s, and framework={framework} has {has}; give one")
+    return strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +133,8 @@ def variants(spec: ModelSpec, *, cluster: Cluster, job: Job, fixed: FixedParts) 
         PlanError: there is none.
     """
     _require_consistent(fixed)
+    if fixed.strategy is StrategyName.MIRRORED:
+        require_possible(spec, cluster=cluster, job=job, checkpoint_every=fixed.checkpoint_every or 1)
     buckets = {name: STRATEGIES[name].buckets(spec, job) for name in _strategies(fixed)}
     found = [
         Variant(
@@ -127,8 +152,8 @@ def variants(spec: ModelSpec, *, cluster: Cluster, job: Job, fixed: FixedParts) 
         if _is_searched(name, (optimizer, param), fixed)
         for reshard in _reshards(name, fixed)
         for sync in _syncs(name, cluster, job, fixed)
-        for checkpointing in _checkpointings(fixed)
-        for job_with_loss in _jobs(spec, job, fixed)
+        for checkpointing in _checkpointings(name, fixed)
+        for job_with_loss in _jobs(spec, as_run(job, name), fixed)
     ]
     if not found:
         # Every pair of places is possible under some strategy: one must have been named.
@@ -142,7 +167,7 @@ def _strategies(fixed: FixedParts) -> tuple[StrategyName, ...]:
         return (fixed.strategy,)
     # Only FSDP2 can keep its weights after forward, or whole gradients: the others cannot obey.
     needs_fsdp2 = False in (fixed.reshard_after_forward, fixed.sync_each_batch)
-    return (StrategyName.FSDP2,) if needs_fsdp2 else SEARCHED_STRATEGIES
+    return (StrategyName.FSDP2,) if needs_fsdp2 else PYTORCH_STRATEGIES
 
 
 def _reshards(name: StrategyName, fixed: FixedParts) -> tuple[bool, ...]:
@@ -158,9 +183,11 @@ def _syncs(name: StrategyName, cluster: Cluster, job: Job, fixed: FixedParts) ->
     return (True, False) if name is StrategyName.FSDP2 and accumulates else (True,)
 
 
-def _checkpointings(fixed: FixedParts) -> tuple[ActivationCheckpointing, ...]:
+def _checkpointings(name: StrategyName, fixed: FixedParts) -> tuple[ActivationCheckpointing, ...]:
     if fixed.activation_checkpointing is not None:
         return (fixed.activation_checkpointing,)
+    if name.framework is Framework.TENSORFLOW:
+        return CHECKPOINTINGS
     every_kind = tuple(ActivationCheckpointing)
     return every_kind if (fixed.checkpoint_every or 1) == 1 else every_kind[1:]
 
@@ -189,7 +216,7 @@ def _jobs(spec: ModelSpec, job: Job, fixed: FixedParts) -> tuple[Job, ...]:
     if not fixed.searches_loss:
         return (job,)
     losses = [LossImplementation.STANDARD]
-    if spec.family in FUSED_LOSS_FAMILIES:
+    if spec.family in FUSED_LOSS_FAMILIES and fixed.strategy is not StrategyName.MIRRORED:
         losses.append(LossImplementation.FUSED)
     return tuple(replace(job, loss=loss) for loss in losses)
 

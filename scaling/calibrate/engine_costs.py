@@ -23,7 +23,7 @@ from scaling.engines.optimizer import OptimizerSettings
 from scaling.loop import train_step
 from scaling.meter import NoMeter
 from strategies.emit.deepspeed import STAGES
-from strategies.plan import ActivationCheckpointing, StrategyName
+from strategies.plan import PYTORCH_STRATEGIES, ActivationCheckpointing, StrategyName
 from strategies.time.calibrated import num_tensors, num_units
 from strategies.time.calibration import EngineCost
 
@@ -67,7 +67,7 @@ def _kinds() -> Iterator[Kind]:
     has_deepspeed = importlib.util.find_spec("deepspeed") is not None
     if not has_deepspeed:
         logger.warning("DeepSpeed is not installed: there will be no times for %s", ", ".join(STAGES))
-    for strategy in StrategyName:
+    for strategy in PYTORCH_STRATEGIES:
         if has_deepspeed or strategy not in STAGES:
             yield Kind(strategy=strategy)
     yield Kind(strategy=StrategyName.FSDP2, reshards=False)

@@ -14,7 +14,7 @@ from strategies.decision import Decision
 from strategies.errors import JobError
 from strategies.estimate import NO_ESTIMATE, Level
 from strategies.job import Attention, Job, LossImplementation, OptimizerName, Precision
-from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
+from strategies.plan import ActivationCheckpointing, Framework, OffloadDevice, Plan, StrategyName
 from strategies.planner import sweep as planner
 from strategies.search import FixedParts
 from strategies.trained import ALL_LINEAR, Lora
@@ -85,6 +85,10 @@ GpuName = Annotated[str, typer.Option(help="GPU of configs/gpus.csv, 'cpu', or '
 GpusPerNode = Annotated[int | None, typer.Option(help="GPUs in one machine; default: at most 8.", metavar="N")]
 GpuMemoryGib = Annotated[float | None, typer.Option(help="Memory of one GPU instead of the known one.", metavar="GIB")]
 HostMemoryGib = Annotated[float | None, typer.Option(help="Memory of one machine.", metavar="GIB")]
+FrameworkName = Annotated[
+    Framework | None,
+    typer.Option(help="pytorch, or tensorflow, which has one strategy: mirrored; default: pytorch.", metavar="NAME"),
+]
 Strategy = Annotated[
     StrategyName | None, typer.Option(help=one_of(StrategyName, "Take this strategy or refuse"), metavar="NAME")
 ]
@@ -225,6 +229,8 @@ def why_not_trainable(question: Question) -> Callable[[Job, Plan], str | None]:
     from scaling.errors import EngineError
 
     def why_not(job: Job, plan: Plan) -> str | None:
+        if plan.strategy.framework is Framework.TENSORFLOW:
+            return None  # what its engine does not run is refused wherever such a plan is made
         decision = Decision(
             model=question.model,
             num_params=question.spec.num_params,

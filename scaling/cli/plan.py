@@ -11,7 +11,7 @@ from scaling.cli import options
 from strategies.estimate import Level
 from strategies.job import Attention, Job, LossImplementation, OptimizerName, Precision
 from strategies.planner.safety import DEFAULT_SAFETY
-from strategies.search import FixedParts
+from strategies.search import FixedParts, named_strategy
 
 
 def plan(
@@ -28,6 +28,7 @@ def plan(
     optimizer: options.Optimizer = OptimizerName.ADAMW,
     attention: options.AttentionKind = Attention.FLASH,
     loss: options.LossOrAuto = options.OpenLoss.AUTO,
+    framework: options.FrameworkName = None,
     strategy: options.Strategy = None,
     activation_checkpointing: options.Checkpointing = None,
     checkpoint_every: options.CheckpointEvery = None,
@@ -85,6 +86,7 @@ def plan(
     searches_loss = loss is options.OpenLoss.AUTO
     turn = chosen_turn(flags)
     flags |= {
+        "strategy": named_strategy(framework, strategy),
         "loss": LossImplementation.STANDARD if searches_loss else LossImplementation(loss),
         "searches_loss": searches_loss,
         # What is asked for is not given: any value that every model and cluster takes stands in for it.

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from strategies.cluster import Cluster
 from strategies.decision import Decision
+from strategies.plan import Framework
 
 TRAIN_MODULE = "scaling.train"
+TENSORFLOW_MODULE = "scaling.tensorflow.train"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,8 @@ def launch_commands(decision: Decision, *, folder: Path) -> tuple[LaunchCommand,
     """
     inputs = ["--plan", str(folder / "plan.json"), "--data", "auto", "--tokenizer", "bytes"]
     train = [*inputs, "--steps", "100", "--out", str(folder / "run")]
+    if decision.plan.strategy.framework is Framework.TENSORFLOW:  # one process drives all devices
+        return (LaunchCommand(launcher="python", line=shlex.join(["python", "-m", TENSORFLOW_MODULE, *train])),)
     cluster = decision.cluster
     return (
         LaunchCommand(launcher="accelerate", line=_accelerate(cluster, folder, train)),

@@ -11,6 +11,7 @@ from strategies.emit.accelerate import accelerate_yaml
 from strategies.emit.commands import launch_commands
 from strategies.emit.deepspeed import deepspeed_config
 from strategies.errors import ScalingError
+from strategies.plan import Framework
 from strategies.serialize import to_json
 
 PLAN_FILE = "plan.json"
@@ -21,7 +22,9 @@ COMMANDS_FILE = "launch.txt"
 
 def plan_files(decision: Decision, *, folder: Path) -> dict[str, str]:
     """Return the text of every file of a plan, by file name; ``plan.json`` comes last."""
-    files = {ACCELERATE_FILE: accelerate_yaml(decision, deepspeed_json=folder / DEEPSPEED_FILE)}
+    files = {}
+    if decision.plan.strategy.framework is Framework.PYTORCH:
+        files[ACCELERATE_FILE] = accelerate_yaml(decision, deepspeed_json=folder / DEEPSPEED_FILE)
     if (config := deepspeed_config(decision)) is not None:
         files[DEEPSPEED_FILE] = json.dumps(config, indent=2) + "\n"
     commands = launch_commands(decision, folder=folder)
@@ -45,8 +48,8 @@ def write_plan(decision: Decision, *, folder: Path, overwrite: bool = False) -> 
                 f"{folder} already holds another plan ({', '.join(stale)} would change); "
                 f"give another --out folder, or --overwrite"
             )
-        if DEEPSPEED_FILE not in files:
-            (folder / DEEPSPEED_FILE).unlink(missing_ok=True)
+        for name in {DEEPSPEED_FILE, ACCELERATE_FILE} - files.keys():
+            (folder / name).unlink(missing_ok=True)
         return _write_whole({folder / name: text for name, text in files.items()})
     except (OSError, UnicodeError, RecursionError) as error:
         raise ScalingError(f"cannot write the plan to {folder}: {error}; give another --out folder") from error

@@ -11,7 +11,7 @@ from strategies.emit.deepspeed import PRECISIONS, STAGES
 from strategies.errors import PlanError
 from strategies.job import Attention, Job, LossImplementation, OptimizerName, Precision
 from strategies.offload import require_possible_offload
-from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
+from strategies.plan import ActivationCheckpointing, Framework, OffloadDevice, Plan, StrategyName
 
 WITHOUT_MASTERS = (Precision.FP32, Precision.FP16_AUTOCAST, Precision.BF16_AUTOCAST, Precision.BF16_PURE)
 """DDP as accelerate and transformers wrap it keeps no fp32 masters beside 16-bit weights."""
@@ -85,6 +85,8 @@ def require_expressible(
     Raises:
         PlanError: names the part, its value and what can be planned instead.
     """
+    if plan.strategy.framework is not Framework.PYTORCH:
+        raise PlanError(f"strategy={plan.strategy} is {plan.strategy.framework}'s; {target} runs PyTorch's")
     require_possible_offload(plan)
     if job.lora is not None or job.freeze:
         raise PlanError(

@@ -16,6 +16,7 @@ from strategies.job import LossImplementation
 from strategies.memory.features import sizes_of
 from strategies.memory.forms import BlockForms, Form, FormSet, Level, form_set, has_two_stacks, kinds_of
 from strategies.memory.frozen_blocks import reached, require_known_backward
+from strategies.memory.keras_activations import KERAS_FORMATS, keras_moments
 from strategies.memory.stretches import NO_BYTES, Affine, Bytes, Levels, Moments, Setting, Stretch
 from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing
@@ -58,6 +59,8 @@ def _affine(one: Bytes, per_sample: Bytes) -> Affine:
 
 
 def _moments(spec: ModelSpec, setting: Setting, *, micro_batch_size: int) -> Moments:
+    if setting.number_format in KERAS_FORMATS:
+        return keras_moments(spec, setting, micro_batch_size=micro_batch_size)
     require_known_backward(spec, checkpointing=setting.activation_checkpointing, number_format=setting.number_format)
     forms = form_set(spec, number_format=setting.number_format, on_cpu=setting.on_cpu)
     sizes = sizes_of(spec, micro_batch_size=micro_batch_size, seq_len=setting.seq_len)

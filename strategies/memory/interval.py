@@ -9,6 +9,7 @@ from functools import cache
 from strategies.cluster import Cluster
 from strategies.errors import PlanError
 from strategies.estimate import Interval
+from strategies.plan import Framework
 from strategies.records import Device, own_records, shipped_records
 
 COVERAGE = 0.9
@@ -16,14 +17,18 @@ FEWEST_RECORDS = 19
 """With fewer, the rank below would lie beyond the largest error seen: (n + 1) * 0.95 <= n needs n >= 19."""
 
 
-def peak_interval(*, allocated_bytes: int, reserved_bytes: int, cluster: Cluster) -> Interval | None:
+def peak_interval(
+    *, allocated_bytes: int, reserved_bytes: int, cluster: Cluster, framework: Framework = Framework.PYTORCH
+) -> Interval | None:
     """Return where a measured peak lies nine times in ten; None where too few errors are on record.
 
     From the allocated peak's lower end to the reserved peak's upper end, since tools report either. The ends are ranks
     of measured / predicted among the records (split conformal prediction: Lei et al. 2018, arXiv:1604.04173), which
-    hold for runs like the recorded ones.
+    hold for runs like the recorded ones. There are none of TensorFlow: the errors of other people's code stand for
+    those on every device.
     """
-    ratios = ratio_range(Device.CPU if cluster.gpu.is_cpu else Device.GPU)
+    is_ours = cluster.gpu.is_cpu and framework is Framework.PYTORCH
+    ratios = ratio_range(Device.CPU if is_ours else Device.GPU)
     if ratios is None:
         return None
     return Interval(low_bytes=round(allocated_bytes * ratios[0]), high_bytes=round(reserved_bytes * ratios[1]))

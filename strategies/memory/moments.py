@@ -12,6 +12,7 @@ from strategies.estimate import CauseBytes, Phase, PhaseBytes
 from strategies.job import Job, LossImplementation, Precision
 from strategies.memory.activations import activation_levels
 from strategies.memory.forms import STAGE3_AUTOCAST
+from strategies.memory.keras_activations import KERAS_FP32, KERAS_MIXED
 from strategies.memory.stretches import Affine, Bytes, Levels, Setting, Stretch
 from strategies.model_spec import ModelSpec
 from strategies.plan import Plan, StrategyName
@@ -64,6 +65,8 @@ def setting_of(job: Job, plan: Plan, *, on_cpu: bool) -> Setting:
 
 def number_format(precision: Precision, strategy: StrategyName) -> str:
     """Return the forms that a precision needs: FSDP2 gathers weights in 16 bits and needs no autocast."""
+    if strategy is StrategyName.MIRRORED:
+        return KERAS_FP32 if precision is Precision.FP32 else KERAS_MIXED
     if precision is Precision.FP32:
         return "fp32"
     if not precision.is_autocast or strategy is StrategyName.FSDP2:

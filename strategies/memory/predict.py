@@ -15,6 +15,7 @@ from strategies.memory.interval import peak_interval
 from strategies.memory.moments import step_phases
 from strategies.memory.reserved import context_bytes, reserved_bytes, unusable_bytes
 from strategies.memory.warnings import warnings_of
+from strategies.mirrored_limits import as_run, require_possible_plan, told_differently
 from strategies.model_spec import ModelSpec
 from strategies.offload import require_possible_offload
 from strategies.plan import Plan, StrategyName
@@ -25,11 +26,14 @@ def predict(spec: ModelSpec, *, cluster: Cluster, job: Job, plan: Plan) -> Estim
     """Return the estimate of one plan, for the rank that holds most, in the steady state.
 
     Raises:
+        PlanError: the strategy does not run such a plan.
         JobError: the sequence is longer than the model's positions, or what is to be trained is not in the model.
         SpecError: the activations of the family, or of what is trained of it, have no closed form.
     """
     require_possible_offload(plan)
+    require_possible_plan(spec, cluster=cluster, job=job, plan=plan)
     _check_seq_len(spec, job)
+    told, job = tuple(told_differently(job, plan.strategy)), as_run(job, plan.strategy)
     trained = as_trained(spec, job)
     layout = STRATEGIES[plan.strategy].layout(
         trained,
@@ -44,7 +48,8 @@ def predict(spec: ModelSpec, *, cluster: Cluster, job: Job, plan: Plan) -> Estim
             *step_phases(trained, layout, job=job, plan=plan, on_cpu=cluster.gpu.is_cpu),
         )
     )
-    return estimate_of(memory, spec, level=Level.INSTANT, cluster=cluster, job=job, plan=plan)
+    found = estimate_of(memory, spec, level=Level.INSTANT, cluster=cluster, job=job, plan=plan)
+    return replace(found, warnings=(*told, *found.warnings)) if told else found
 
 
 @lru_cache(maxsize=1024)
@@ -83,7 +88,9 @@ def estimate_of(
         context_bytes=context_bytes(cluster),
         host=host_ledger(spec, cluster=cluster, job=job, plan=plan),
         warnings=tuple(warnings_of(spec, cluster=cluster, job=job, plan=plan)),
-        interval=peak_interval(allocated_bytes=peak, reserved_bytes=reserved, cluster=cluster),
+        interval=peak_interval(
+            allocated_bytes=peak, reserved_bytes=reserved, cluster=cluster, framework=plan.strategy.framework
+        ),
     )
 
 

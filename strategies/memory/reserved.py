@@ -8,7 +8,8 @@ strategy, with and without activation checkpointing). Two of them explain nearly
 - the 16-bit logits are freed before the gradient of the fp32 ones is made, which needs twice their room and goes
   elsewhere.
 
-Under DDP the states are large enough to fill the space whole, and no hole is left.
+Under DDP the states are large enough to fill the space whole, and no hole is left. TensorFlow's allocator was not
+replayed: no hole is counted for it, and the upper end of the interval has to cover what there is.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _hole_bytes(causes: CauseBytes, spec: ModelSpec, *, job: Job, plan: Plan) ->
 
 
 def _holes(plan: Plan) -> Holes:
-    if plan.strategy is StrategyName.DDP:
+    if plan.strategy in (StrategyName.DDP, StrategyName.MIRRORED):
         return NO_HOLES
     if plan.strategy is StrategyName.FSDP2:
         return FSDP2

@@ -10,6 +10,7 @@ from strategies.estimate import CauseBytes, Phase, PhaseBytes
 from strategies.fsdp2_groups import formats_of
 from strategies.job import LossImplementation
 from strategies.memory.activations import activation_levels
+from strategies.memory.model_states import FP32_BYTES
 from strategies.memory.moments import setting_of
 from strategies.memory.stretches import Stretch
 from strategies.model_spec import ModelSpec
@@ -62,6 +63,8 @@ def lower_bound(spec: ModelSpec, variant: Variant, *, cluster: Cluster) -> Bound
 def _weights(spec: ModelSpec, variant: Variant, gpus: int) -> tuple[int, int]:
     """Return the bytes of the weights that rest on a rank, and of those that are gathered when forward ends."""
     params, precision = spec.num_params, variant.job.precision
+    if variant.strategy is StrategyName.MIRRORED:
+        return FP32_BYTES * params, 0
     if variant.strategy in (StrategyName.DDP, StrategyName.ZERO1, StrategyName.ZERO2):
         return precision.weight_bytes * params, 0
     is_away = variant.offload_param is not OffloadDevice.NONE

@@ -11,6 +11,7 @@ from typing import Any, cast
 from strategies.cluster import Cluster, Gpu, gpu_presets
 from strategies.errors import NoPlanFitsError
 from strategies.job import LossImplementation
+from strategies.plan import StrategyName
 from strategies.planner.reverse import NODE_SIZE, grown, host_bytes, longest_seq_len, preferred
 from strategies.planner.sweep import Fit, Question
 from strategies.search import FixedParts
@@ -52,7 +53,8 @@ def _freeing(name: str) -> Kind:
 
     def freed(question: Question) -> Iterator[Change]:
         fixed = replace(question.fixed, **cast(Any, {name: None}))
-        yield Change(question=question.on(fixed=fixed), flags=lambda fit: _flag(name, getattr(fit.plan, name)))
+        other = "--framework pytorch " if question.fixed.strategy is StrategyName.MIRRORED else ""
+        yield Change(question=question.on(fixed=fixed), flags=lambda fit: other + _flag(name, getattr(fit.plan, name)))
 
     return freed
 

@@ -12,7 +12,7 @@ from strategies.explain import nothing_fits
 from strategies.job import MAX_SIZE
 from strategies.load_model import load_model_spec
 from strategies.model_spec import ModelSpec
-from strategies.plan import OffloadDevice
+from strategies.plan import OffloadDevice, StrategyName
 from strategies.planner.ranking import TIE, ranked
 from strategies.planner.sweep import Fit, Question, Sweep
 from strategies.presets import configs_folder
@@ -133,6 +133,8 @@ def smallest_cluster(question: Question) -> Cluster:
         cluster = grown(question.cluster, gpus)
         if cluster is None or samples % (gpus * micro_batch_size):
             continue
+        if cluster.num_nodes > 1 and question.fixed.strategy is StrategyName.MIRRORED:
+            continue  # one process drives one node
         largest = question.on(cluster=cluster)
         if fits(largest):
             return cluster

@@ -10,6 +10,7 @@ from strategies.errors import PlanError, SpecError
 from strategies.fsdp2_groups import shard_elements
 from strategies.job import LossImplementation, Precision
 from strategies.memory.predict import predict
+from strategies.mirrored_limits import told_differently
 from strategies.model_spec import ParameterTensor
 from strategies.plan import OffloadDevice, StrategyName
 from strategies.planner.bound import lower_bound
@@ -28,6 +29,7 @@ STAGES = (StrategyName.DDP, StrategyName.ZERO1, StrategyName.ZERO2, StrategyName
 
 def warnings_about(chosen: Fit, question: Question) -> Iterator[str]:
     """Yield one sentence for each thing that would surprise."""
+    yield from told_differently(question.job, chosen.plan.strategy)
     yield from _higher_stages(chosen, question)
     yield from _logits(chosen)
     yield from _host(chosen, question)

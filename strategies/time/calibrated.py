@@ -20,7 +20,7 @@ from strategies.errors import ClusterError
 from strategies.job import Job, LossImplementation
 from strategies.memory.logits import fused_chunk_tokens
 from strategies.model_spec import GroupRole, ModelSpec
-from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
+from strategies.plan import REPLICATED, ActivationCheckpointing, OffloadDevice, Plan, StrategyName
 from strategies.time.calibration import Calibration, EngineCost
 from strategies.time.measured_rates import memory_rate, product_rate, ring_share
 from strategies.time.work import TokenWork, checkpointed_share, token_work
@@ -60,9 +60,9 @@ def cpu_seconds(spec: ModelSpec, calibration: Calibration, *, cluster: Cluster, 
     micro = micro_batch(spec, calibration, job=job, plan=plan)
     steps, params = plan.gradient_accumulation_steps, spec.num_trained_params
     ring = ring_share(cluster.gpus) / (ring_share(calibration.ranks) or 1.0)
-    share = params / (1 if plan.strategy is StrategyName.DDP else cluster.gpus)
+    share = params / (1 if plan.strategy in REPLICATED else cluster.gpus)
     update = _update_seconds(share, calibration, clips=bool(job.gradient_clipping))
-    measured_share = params / (1 if plan.strategy is StrategyName.DDP else calibration.ranks)
+    measured_share = params / (1 if plan.strategy in REPLICATED else calibration.ranks)
     measured_update = _update_seconds(measured_share, calibration, clips=True)
     at_step = max(0.0, engine.step_s_per_param * params - measured_update)
     return CpuSeconds(

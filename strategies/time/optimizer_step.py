@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from strategies.cluster import Cluster
 from strategies.job import Job, OptimizerName, Precision
-from strategies.plan import OffloadDevice, Plan, StrategyName
+from strategies.plan import REPLICATED, OffloadDevice, Plan
 from strategies.time.rates import Rates
 
 STATE_NUMBERS = {
@@ -30,7 +30,7 @@ def state_bytes_touched(job: Job) -> float:
 
 def optimizer_seconds(num_params: int, *, cluster: Cluster, job: Job, plan: Plan, rates: Rates) -> float:
     """Return the seconds from the last gradient to the last updated weight of one rank's share, gathers left out."""
-    share = num_params / (1 if plan.strategy is StrategyName.DDP else cluster.gpus)
+    share = num_params / (1 if plan.strategy in REPLICATED else cluster.gpus)
     if plan.offload_optimizer is not OffloadDevice.NONE:
         return _offloaded(share, cluster=cluster, job=job, plan=plan, rates=rates)
     update = state_bytes_touched(job) * (1 if job.fused_optimizer else UNFUSED_PASSES)

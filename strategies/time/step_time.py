@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from strategies.adapt import as_trained
 from strategies.cluster import Cluster
 from strategies.job import Attention, Job, Precision
+from strategies.mirrored_limits import as_run
 from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
 from strategies.time.calibrated import cpu_seconds, num_units
@@ -120,6 +121,7 @@ def step_time(
     Raises:
         ClusterError: the rates of the GPU, or of the strategy's engine on CPU ranks, are not known.
     """
+    job = as_run(job, plan.strategy)
     spec = as_trained(spec, job)
     calibration = calibration_for(cluster) if rates is None else None
     if calibration and cluster.gpu.is_cpu:
@@ -268,7 +270,9 @@ def _communication(
 
 
 def _reduces_beside_backward(plan: Plan) -> bool:
-    """DDP and FSDP2 always do, DeepSpeed with ``overlap_comm``."""
+    """DDP and FSDP2 always do, DeepSpeed with ``overlap_comm``; TensorFlow packs all gradients first."""
+    if plan.strategy is StrategyName.MIRRORED:
+        return False
     return plan.strategy in (StrategyName.DDP, StrategyName.FSDP2) or plan.buckets.overlap_comm
 
 

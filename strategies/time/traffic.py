@@ -39,15 +39,15 @@ class Traffic:
 def traffic(plan: Plan) -> Traffic:
     """Return what one optimizer step of ``plan`` moves.
 
-    DDP and stage 1 hold back gradients until the last micro batch; stages 2 and 3 and FSDP2 reduce those of every one
-    and keep only their own part, FSDP2 unless the plan says otherwise. FSDP2 that keeps its weights after forward does
-    not gather them again in backward.
+    DDP, TensorFlow's engine and stage 1 hold back gradients until the last micro batch; stages 2 and 3 and FSDP2 reduce
+    those of every one and keep only their own part, FSDP2 unless the plan says otherwise. FSDP2 that keeps its weights
+    after forward does not gather them again in backward.
     Source: deepspeed 0.19.8, runtime/zero/stage_1_and_2.py (stage 1 reduces at the accumulation boundary) and
     stage3.py; our engines under scaling/engines.
     """
     micro_batches = plan.gradient_accumulation_steps
     match plan.strategy:
-        case StrategyName.DDP:
+        case StrategyName.DDP | StrategyName.MIRRORED:
             return Traffic(gradient_reductions=1, gradient_gathers=1)
         case StrategyName.ZERO1:
             return Traffic(gradient_reductions=1, step_gathers=1)

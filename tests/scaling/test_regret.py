@@ -11,7 +11,7 @@ import pytest
 from benchmarks import regret
 from benchmarks.regret_report import BudgetRow, ModelResult, PlanRow, Summary, store
 from strategies.job import Job, Precision
-from strategies.plan import StrategyName
+from strategies.plan import PYTORCH_STRATEGIES
 from strategies.search import FixedParts, candidates
 from strategies.time.calibration import calibration_path, write_calibration
 from tests.scaling.decisions import TINY_LLAMA
@@ -31,7 +31,7 @@ def test_every_plan_of_the_search_is_run_and_has_a_prediction(problem: regret.Pr
     job = Job(seq_len=16, global_batch_size=4, precision=Precision.FP32)
     cluster = regret.cluster_with(2**30)
     assert set(problem.needs) >= set(candidates(problem.spec, cluster=cluster, job=job, fixed=FixedParts()))
-    assert {plan.strategy for plan in problem.needs} == set(StrategyName)
+    assert {plan.strategy for plan in problem.needs} == set(PYTORCH_STRATEGIES)
     assert min(problem.predicted.values()) > 0
 
 
@@ -56,7 +56,7 @@ def test_plans_far_from_every_best_are_run_once(problem: regret.Problem) -> None
 @pytest.mark.slow
 def test_two_ranks_run_a_plan_of_every_engine(problem: regret.Problem) -> None:
     plans = {plan.strategy: plan for plan in problem.plans if plan.gradient_accumulation_steps == 2}
-    assert set(plans) == set(StrategyName)
+    assert set(plans) == set(PYTORCH_STRATEGIES)
     seconds = regret.run_plans([problem._decision(plan) for plan in plans.values()], 1)
     assert len(seconds) == len(plans)
     assert all(0 < each < 60 for each in seconds)

@@ -15,7 +15,7 @@ from scaling.calibrate.run import MAX_RANKS, over_ranks
 from scaling.calibrate.timing import FEWEST_REPEATS, Stopwatch
 from scaling.cli import app
 from strategies.errors import CalibrationError
-from strategies.plan import ActivationCheckpointing, StrategyName
+from strategies.plan import PYTORCH_STRATEGIES, ActivationCheckpointing, StrategyName
 from strategies.time.calibration import (
     CollectiveKind,
     CollectiveTime,
@@ -90,7 +90,7 @@ def test_the_readmes_command_measures_every_engine_and_plans_use_it() -> None:
     found = read_calibration(calibration_path("cpu"))
     kinds = {(each.strategy, each.reshard_after_forward, each.sync_each_batch) for each in found.engines}
     of_fsdp2 = {(StrategyName.FSDP2, reshards, syncs) for reshards in (True, False) for syncs in (True, False)}
-    assert kinds == {(strategy, True, True) for strategy in StrategyName} | of_fsdp2
+    assert kinds == {(strategy, True, True) for strategy in PYTORCH_STRATEGIES} | of_fsdp2
     costs = {
         each.strategy: each.micro_batch_s_per_unit
         for each in found.engines

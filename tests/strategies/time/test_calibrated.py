@@ -9,7 +9,7 @@ from strategies.cluster import gpu_preset
 from strategies.errors import ClusterError
 from strategies.job import Job, LossImplementation, Precision
 from strategies.load_model import load_model_spec
-from strategies.plan import ActivationCheckpointing, Plan, StrategyName
+from strategies.plan import PYTORCH_STRATEGIES, ActivationCheckpointing, Plan, StrategyName
 from strategies.registry import STRATEGIES
 from strategies.time import measured_rates
 from strategies.time.calibrated import num_units
@@ -58,7 +58,7 @@ def time_of(plan: Plan, *, job: Job = JOB, ranks: int = 2) -> StepTime:
 @pytest.mark.parametrize("loss", [STANDARD, FUSED])
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
 @pytest.mark.parametrize("checkpointing", list(ActivationCheckpointing))
-@pytest.mark.parametrize("strategy", list(StrategyName))
+@pytest.mark.parametrize("strategy", PYTORCH_STRATEGIES)
 def test_every_plan_has_a_positive_time_that_is_the_sum_of_its_causes(
     strategy: StrategyName, checkpointing: ActivationCheckpointing, precision: Precision, loss: LossImplementation
 ) -> None:
@@ -71,7 +71,7 @@ def test_every_plan_has_a_positive_time_that_is_the_sum_of_its_causes(
     assert 0 < time.mfu <= time.hfu < 1
 
 
-@pytest.mark.parametrize("strategy", list(StrategyName))
+@pytest.mark.parametrize("strategy", PYTORCH_STRATEGIES)
 def test_more_micro_batches_for_the_same_samples_are_slower(strategy: StrategyName) -> None:
     times = [time_of(plan_of(strategy, micro_batch_size=size)).launch_s for size in (8, 4, 2, 1)]
     assert times == sorted(times)
@@ -131,7 +131,7 @@ def test_fsdp2_that_keeps_its_weights_has_costs_of_its_own() -> None:
     assert gives_back.communication_s - keeps.communication_s == pytest.approx(2 * 2e-9 * SPEC.num_params)
 
 
-@pytest.mark.parametrize("strategy", list(StrategyName))
+@pytest.mark.parametrize("strategy", PYTORCH_STRATEGIES)
 def test_adapters_need_no_gradients_of_the_frozen_weights(strategy: StrategyName) -> None:
     full, lora = (time_of(plan_of(strategy), job=job) for job in (JOB, replace(JOB, lora=Lora(rank=8))))
     # Two products in place of three for a frozen weight; the adapters' own are small.

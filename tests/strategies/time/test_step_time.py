@@ -8,7 +8,7 @@ from strategies.cluster import Cluster, Gpu, gpu_preset
 from strategies.errors import ClusterError
 from strategies.job import Attention, Job, Precision
 from strategies.load_model import load_model_spec
-from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, StrategyName
+from strategies.plan import PYTORCH_STRATEGIES, ActivationCheckpointing, OffloadDevice, Plan, StrategyName
 from strategies.presets import configs_folder
 from strategies.time.rates import rates_of
 from strategies.time.step_time import StepTime, step_time
@@ -18,7 +18,7 @@ from tests.strategies.time.test_traffic import plan_of
 LLAMA = load_model_spec("llama-3.1-8b")
 NODE = Cluster(gpu=gpu_preset("A100-80GB-SXM"), gpus=8, gpus_per_node=8)
 TWO_NODES = replace(NODE, gpus=16)
-STRATEGIES = list(StrategyName)
+STRATEGIES = PYTORCH_STRATEGIES
 
 
 def time_of(

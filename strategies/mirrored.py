@@ -1,0 +1,84 @@
+"""TensorFlow's `MirroredStrategy`: everything on every GPU; nothing is shared out.
+
+Our engine (scaling/tensorflow/mirrored.py) keeps fp32 variables, AdamW's moments beside them, and, where micro batches
+add up, one accumulator a variable. Gradients are fp32 under every policy: what is cast to 16 bits is cast again where
+it is used, and the gradient of a cast is the cast of the gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import final
+
+from strategies.backward_states import growing_gradients
+from strategies.base import NOTHING, BlockState, StateLayout, Strategy, largest_tensor_params
+from strategies.estimate import CauseBytes
+from strategies.job import Job
+from strategies.memory.model_states import ADAM_STATE_BYTES, FP32_BYTES, Sharding
+from strategies.model_spec import ModelSpec
+from strategies.parameter_order import parameter_order
+from strategies.plan import Buckets, Plan
+
+STEP_COPIES = 4
+"""Of the largest variable: its share of the two moments, the update and the decayed weight, operator by operator."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mirrored(Strategy):
+    """Data parallel over the GPUs of one node, in one process."""
+
+    def sharding(self, data_parallel_size: int) -> Sharding:
+        return Sharding(parameters=1, gradients=1, optimizer_states=1)
+
+    def buckets(self, spec: ModelSpec, job: Job) -> Buckets:
+        # All gradients travel as one flat tensor: see `_step`.
+        return Buckets.outside_deepspeed(spec.num_params)
+
+    def layout(
+        self, spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int, on_cpu: bool = False
+    ) -> StateLayout:
+        return _layout(spec, data_parallel_size > 1, on_cpu, plan.gradient_accumulation_steps > 1)
+
+
+@cache
+def _layout(spec: ModelSpec, is_reduced: bool, on_cpu: bool, accumulates: bool) -> StateLayout:
+    order, params = parameter_order(spec), spec.num_params
+    gradients = CauseBytes(gradients=FP32_BYTES * params)
+    accumulators = CauseBytes(gradient_accumulation=FP32_BYTES * params) if accumulates else NOTHING
+    resident = accumulators + CauseBytes(parameters=FP32_BYTES * params, optimizer_states=ADAM_STATE_BYTES * params)
+    tied = CauseBytes(gradients=FP32_BYTES * order.tied_elements)
+    at_the_end = CauseBytes(gradients=FP32_BYTES * (3 * order.tied_elements or order.embedding_elements))
+    return StateLayout(
+        resident=resident,
+        initialise=resident,
+        forward=NOTHING,
+        backward_start=NOTHING,
+        first_gradient=CauseBytes(gradients=FP32_BYTES * order.head_elements),
+        in_blocks=_one_at_a_time(tied, spec) if accumulates else growing_gradients(order, FP32_BYTES),
+        embedding_backward=at_the_end if accumulates else gradients + tied + tied,
+        optimizer_step=_step(spec, is_reduced=is_reduced, on_cpu=on_cpu, accumulates=accumulates),
+        evaluation=NOTHING,
+    )
+
+
+def _one_at_a_time(causes: CauseBytes, spec: ModelSpec) -> tuple[BlockState, ...]:
+    """Return the states of a backward whose gradients are added to accumulators, and gone, as they come."""
+    return tuple(
+        BlockState(num_done=num_done, new_gradient=None, causes=causes, counts_new_gradient=False)
+        for num_done in sorted({0, spec.num_layers - 1})
+    )
+
+
+def _step(spec: ModelSpec, *, is_reduced: bool, on_cpu: bool, accumulates: bool) -> CauseBytes:
+    """Return what the reduction and the update hold at most.
+
+    On GPUs all gradients are concatenated into one tensor for NCCL, and cut into pieces again behind it.
+    """
+    whole = FP32_BYTES * spec.num_params
+    update = CauseBytes(step_temporaries=STEP_COPIES * FP32_BYTES * largest_tensor_params(spec))
+    gradients = CauseBytes(gradients=0 if accumulates else whole)
+    if not is_reduced:
+        return gradients + update
+    return gradients + CauseBytes(communication_buckets=whole) + update
