@@ -12,8 +12,10 @@ from strategies.job import Attention, Job, LossImplementation, OptimizerName, Pr
 from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing, Plan, StrategyName
 
-FAMILIES = ("llama", "gpt2")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
 """Built by scaling/tensorflow/decoder.py."""
+OPTIMIZERS = (OptimizerName.ADAMW, OptimizerName.SGD)
+"""Of scaling/tensorflow/update_rules.py."""
 CHECKPOINTINGS = (ActivationCheckpointing.NONE, ActivationCheckpointing.FULL)
 POLICIES = {
     Precision.FP32: "float32",
@@ -29,16 +31,11 @@ _AS_RUN = {Precision.BF16: Precision.BF16_AUTOCAST, Precision.FP16: Precision.FP
 def as_run(job: Job, strategy: StrategyName) -> Job:
     """Return the job in the words of what runs it: under another strategy than ``mirrored`` it is the same.
 
-    TensorFlow has no fused attention and no fused AdamW.
+    TensorFlow has no fused attention.
     """
     if strategy is not StrategyName.MIRRORED:
         return job
-    return replace(
-        job,
-        precision=_AS_RUN.get(job.precision, job.precision),
-        attention=Attention.EAGER,
-        fused_optimizer=False,
-    )
+    return replace(job, precision=_AS_RUN.get(job.precision, job.precision), attention=Attention.EAGER)
 
 
 def told_differently(job: Job, strategy: StrategyName) -> Iterator[str]:
@@ -49,30 +46,19 @@ def told_differently(job: Job, strategy: StrategyName) -> Iterator[str]:
         changes = ", ".join(f"{name}={getattr(job, name)} is {getattr(run, name)} there" for name in names)
         yield (
             f"TensorFlow: {changes} (Keras policy {POLICIES.get(run.precision, run.precision)}: fp32 weights and "
-            f"gradients; attention as plain products; AdamW operator by operator)"
+            f"gradients; attention as plain products)"
         )
 
 
-def require_possible(spec: ModelSpec, *, cluster: Cluster, job: Job, checkpoint_every: int = 1) -> None:
+def require_possible(spec: ModelSpec, *, cluster: Cluster, job: Job) -> None:
     """Refuse what the engine does not run.
 
     Raises:
         PlanError: names every such setting with its value and what to give.
     """
-    problems = [
-        *_problems_of_cluster(cluster),
-        *_problems_of_job(job),
-        *(
-            [f"model {spec.name} is of the family {spec.family}; its Keras decoder knows {' and '.join(FAMILIES)}"]
-            if spec.family not in FAMILIES
-            else []
-        ),
-        *(
-            [f"checkpoint_every={checkpoint_every}: every block is recomputed or none; give 1"]
-            if checkpoint_every != 1
-            else []
-        ),
-    ]
+    problems = [*_problems_of_cluster(cluster), *_problems_of_job(job)]
+    if spec.family not in FAMILIES:
+        problems.append(f"model {spec.name} of the family {spec.family}: give one of {', '.join(FAMILIES)}")
     if problems:
         raise PlanError(f"strategy mirrored (TensorFlow) cannot run {'; '.join(problems)}; or take framework pytorch")
 
@@ -85,7 +71,7 @@ def require_possible_plan(spec: ModelSpec, *, cluster: Cluster, job: Job, plan: 
     """
     if plan.strategy is not StrategyName.MIRRORED:
         return
-    require_possible(spec, cluster=cluster, job=job, checkpoint_every=plan.checkpoint_every)
+    require_possible(spec, cluster=cluster, job=job)
     if plan.activation_checkpointing not in CHECKPOINTINGS:
         raise PlanError(
             f"strategy mirrored (TensorFlow) cannot run activation_checkpointing={plan.activation_checkpointing}; "
@@ -104,8 +90,8 @@ def _problems_of_cluster(cluster: Cluster) -> Iterator[str]:
 def _problems_of_job(job: Job) -> Iterator[str]:
     if as_run(job, StrategyName.MIRRORED).precision not in POLICIES:
         yield f"precision={job.precision}: give {', '.join(POLICIES)}"
-    if job.optimizer is not OptimizerName.ADAMW:
-        yield f"optimizer={job.optimizer}: give {OptimizerName.ADAMW}"
+    if job.optimizer not in OPTIMIZERS:
+        yield f"optimizer={job.optimizer}: give {' or '.join(OPTIMIZERS)}"
     if job.loss is not LossImplementation.STANDARD:
         yield f"loss={job.loss}: give {LossImplementation.STANDARD}"
     if not job.trains_all:

@@ -134,7 +134,7 @@ def variants(spec: ModelSpec, *, cluster: Cluster, job: Job, fixed: FixedParts) 
     """
     _require_consistent(fixed)
     if fixed.strategy is StrategyName.MIRRORED:
-        require_possible(spec, cluster=cluster, job=job, checkpoint_every=fixed.checkpoint_every or 1)
+        require_possible(spec, cluster=cluster, job=job)
     buckets = {name: STRATEGIES[name].buckets(spec, job) for name in _strategies(fixed)}
     found = [
         Variant(
@@ -186,9 +186,7 @@ def _syncs(name: StrategyName, cluster: Cluster, job: Job, fixed: FixedParts) ->
 def _checkpointings(name: StrategyName, fixed: FixedParts) -> tuple[ActivationCheckpointing, ...]:
     if fixed.activation_checkpointing is not None:
         return (fixed.activation_checkpointing,)
-    if name.framework is Framework.TENSORFLOW:
-        return CHECKPOINTINGS
-    every_kind = tuple(ActivationCheckpointing)
+    every_kind = CHECKPOINTINGS if name.framework is Framework.TENSORFLOW else tuple(ActivationCheckpointing)
     return every_kind if (fixed.checkpoint_every or 1) == 1 else every_kind[1:]
 
 
