@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from scaling.batch import Batch
 from scaling.checkpoint.random_states import random_states, restore_random_states
 from scaling.engines.base import Engine
-from scaling.engines.loss_scale import Outcome
+from scaling.engines.loss_scale import Outcome, UpdateState
 from scaling.errors import TrainingError
 from scaling.loop import accumulate_gradients
 from scaling.train_config import NonFinite
@@ -68,20 +68,28 @@ def settle(facts: StepFacts, engine: Engine, *, policy: NonFinite, repeatable: R
     Raises:
         TrainingError: it must not, by ``policy`` or because it would only skip.
     """
-    state = engine.update_state
+    if goes_on(facts, engine.update_state, policy=policy):
+        return
+    first = first_nonfinite(engine, repeatable) if policy is NonFinite.NAME else ""
+    raise TrainingError(f"{facts}; {why_stopped(facts, policy, first=first)}")
+
+
+def goes_on(facts: StepFacts, state: UpdateState, *, policy: NonFinite) -> bool:
+    """Return whether the run goes on after a step that is not finite, and warn where it does."""
     if facts.outcome is Outcome.OVERFLOW:
         logger.warning(
             "%s; fp16 overflow: the update was skipped, the loss scale is %g from now on", facts, state.scale
         )
-        return
+        return True
     if policy is NonFinite.SKIP and state.skipped_in_a_row < MAX_SKIPPED_IN_A_ROW:
         fate = "was made, since the gradient is finite" if facts.outcome is Outcome.APPLIED else "was skipped"
         logger.warning("%s; the update %s (%d skipped so far)", facts, fate, state.num_skipped)
-        return
-    raise TrainingError(f"{facts}; {_reason(facts, engine, policy, repeatable)}")
+        return True
+    return False
 
 
-def _reason(facts: StepFacts, engine: Engine, policy: NonFinite, repeatable: Repeatable) -> str:
+def why_stopped(facts: StepFacts, policy: NonFinite, *, first: str = "") -> str:
+    """Return why a run ends after a step, what is left of it and what to do; ``first``: the tensor that was named."""
     advice = "lower the learning rate or lengthen the warm-up"
     if policy is NonFinite.SKIP:
         return f"{MAX_SKIPPED_IN_A_ROW} updates in a row were skipped, so nothing is learnt any more: {advice}"
@@ -89,7 +97,7 @@ def _reason(facts: StepFacts, engine: Engine, policy: NonFinite, repeatable: Rep
     if facts.outcome is Outcome.APPLIED:
         left = "the gradient is finite, but no model was saved"
     if policy is NonFinite.NAME:
-        return f"{left}; {first_nonfinite(engine, repeatable)}: {advice}"
+        return f"{left}; {first}: {advice}"
     return f"{left}: {advice}, or name the tensor with --nonfinite name, or skip such steps with --nonfinite skip"
 
 

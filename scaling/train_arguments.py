@@ -15,6 +15,8 @@ from typing import Any, NoReturn, get_type_hints
 from scaling.errors import ConfigError
 from scaling.train_config import TrainConfig, resolve
 
+PROGRAM = "scaling.train"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainArguments:
@@ -25,13 +27,13 @@ class TrainArguments:
     """Print the summary as JSON instead of lines."""
 
 
-def parse_arguments(argv: Sequence[str]) -> TrainArguments:
-    """Return what ``argv`` asks for.
+def parse_arguments(argv: Sequence[str], *, program: str = PROGRAM) -> TrainArguments:
+    """Return what ``argv`` asks of ``program``, a module of ours.
 
     Raises:
         ConfigError: every unknown flag, or every missing or wrong setting, in one message.
     """
-    parser = _parser()
+    parser = _parser(program)
     known, unknown = parser.parse_known_args(list(argv))
     if unknown:
         raise ConfigError("; ".join(_unknown(argument, parser) for argument in unknown))
@@ -45,16 +47,16 @@ class _Parser(argparse.ArgumentParser):
     """Raises instead of printing usage on every rank."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see python -m scaling.train --help")
+        raise ConfigError(f"{message}; see python -m {self.prog} --help")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(program: str) -> argparse.ArgumentParser:
+    how = "accelerate launch -m, deepspeed --module, torchrun -m, or python -m for one process"
     parser = _Parser(
-        prog="scaling.train",
+        prog=program,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        description="Train exactly what a plan says. Start it with accelerate launch -m, deepspeed --module, "
-        "torchrun -m, or python -m for one process.",
+        description=f"Train exactly what a plan says. Start it with {how if program == PROGRAM else 'python -m'}.",
     )
     types, texts = get_type_hints(TrainConfig), _field_texts()
     for field in fields(TrainConfig):

@@ -33,10 +33,11 @@ class StepRecord:
     step_time_s: float
     data_time_s: float
     """Waiting for batches."""
-    forward_time_s: float
-    backward_time_s: float
+    forward_time_s: float | None
+    """None under TensorFlow, as the next two: its step is one graph, which is in ``other_time_s``."""
+    backward_time_s: float | None
     """With the reduction of gradients, and with waiting for slower ranks in it."""
-    optimizer_time_s: float
+    optimizer_time_s: float | None
     """Norm, clipping, update, and what the strategy gathers after it."""
     other_time_s: float
     """What is left: what ranks tell each other beside the loss, and Python."""
