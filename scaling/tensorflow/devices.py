@@ -1,0 +1,48 @@
+"""The devices that replicas run on: GPUs where there are any, else parts of the CPU."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from scaling.errors import EngineError
+
+
+def mirrored_strategy(num_replicas: int) -> tf.distribute.MirroredStrategy:
+    """Return the strategy over the first ``num_replicas`` GPUs, or over as many logical CPUs where there is no GPU.
+
+    TensorFlow settles its devices at its first operation: make the strategy with the most replicas before that.
+
+    Raises:
+        EngineError: there are fewer GPUs, or TensorFlow already runs with fewer logical CPUs.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        _split_cpu(num_replicas)
+        return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(num_replicas)])
+    if len(gpus) < num_replicas:
+        raise EngineError(f"the plan is for gpus={num_replicas}, but TensorFlow sees {len(gpus)}; plan with --gpus")
+    _allocate_as_needed(gpus)
+    return tf.distribute.MirroredStrategy([f"GPU:{index}" for index in range(num_replicas)])
+
+
+def _split_cpu(num_devices: int) -> None:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    configured = tf.config.get_logical_device_configuration(cpu) or [tf.config.LogicalDeviceConfiguration()]
+    if len(configured) >= num_devices:
+        return
+    try:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices)
+    except RuntimeError as error:
+        raise EngineError(
+            f"num_replicas={num_devices}, but TensorFlow already runs with {len(configured)} logical CPUs in this "
+            f"process; start a new one"
+        ) from error
+
+
+def _allocate_as_needed(gpus: list[tf.config.PhysicalDevice]) -> None:
+    """Let TensorFlow take GPU memory when it needs it: by default it takes nearly all at its start."""
+    for gpu in gpus:
+        try:
+            tf.config.experimental.set_memory_growth(gpu, True)
+        except RuntimeError:  # its devices run already: what was settled then stays
+            return
