@@ -68,7 +68,7 @@ class Saving:
             RunFacts(
                 strategy=decision.plan.strategy.value,
                 seed=config.seed,
-                identity=_identity(config, decision, data),
+                identity=identity_of(config, decision, data),
                 documents={
                     PLAN_FILE: to_json(decision),
                     CONFIG_FILE: json.dumps(dataclasses.asdict(config), indent=2, default=str),
@@ -137,7 +137,7 @@ def _require_not_beyond(step: int, config: TrainConfig) -> None:
         )
 
 
-def _identity(config: TrainConfig, decision: Decision, data: TrainingData) -> dict[str, str]:
+def identity_of(config: TrainConfig, decision: Decision, data: TrainingData) -> dict[str, str]:
     """Return what must stay the same: with any of it changed, the same step would not see the same samples."""
     job = decision.job
     facts = {
