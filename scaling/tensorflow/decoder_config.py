@@ -8,9 +8,9 @@ from typing import Any
 from scaling.errors import ModelError
 from scaling.models import build_config
 from strategies.load_model import ResolvedModel, model_spec
+from strategies.mirrored_limits import FAMILIES
 from strategies.model_spec import ModelSpec
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
 ACTIVATIONS = ("silu", "gelu_new", "gelu_pytorch_tanh", "gelu", "relu")
 """transformers' names, see `scaling.tensorflow.layers.activate`."""
 FIXED = {

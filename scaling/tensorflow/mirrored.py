@@ -17,12 +17,18 @@ import tensorflow as tf
 from scaling.engines.loss_scale import LossScaler, Outcome, UpdateState
 from scaling.engines.optimizer import OptimizerSettings
 from scaling.errors import EngineError
+from scaling.tensorflow.decoder import build_decoder
+from scaling.tensorflow.devices import mirrored_strategy
 from scaling.tensorflow.gradients import ReplicaGradients, global_norm
 from scaling.tensorflow.losses import NEXT_TOKENS, Objective
 from scaling.tensorflow.step_batch import StepBatch
 from scaling.tensorflow.update_rules import make_rule
 from scaling.tensorflow.updates import Updates
+from scaling.tensorflow.weights import parameters_by_name
+from strategies.decision import Decision
 from strategies.job import Job
+from strategies.load_model import ResolvedModel
+from strategies.mirrored_limits import as_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +57,35 @@ class LossSums:
 
     loss_sum: float
     num_loss_units: int
+
+
+def build_mirrored_engine(
+    resolved: ResolvedModel, *, decision: Decision, settings: OptimizerSettings, seed: int = 0
+) -> MirroredEngine:
+    """Return the engine of a plan on this machine's devices, with random weights: load others into its ``model``.
+
+    Raises:
+        EngineError: the devices are not there, or the engine does not run such a job.
+        ModelError: the model cannot be built in TensorFlow here.
+    """
+    plan, strategy = decision.plan, mirrored_strategy(decision.cluster.gpus)
+    job = as_run(decision.job, plan.strategy)
+    with strategy.scope():
+        model = build_decoder(
+            resolved,
+            precision=job.precision,
+            activation_checkpointing=plan.activation_checkpointing,
+            checkpoint_every=plan.checkpoint_every,
+        )
+    return MirroredEngine(
+        model,
+        strategy=strategy,
+        job=job,
+        settings=settings,
+        gradient_accumulation_steps=plan.gradient_accumulation_steps,
+        seed=seed,
+        parameters=parameters_by_name(model),
+    )
 
 
 @final

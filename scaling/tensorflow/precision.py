@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 from scaling.errors import EngineError
 from strategies.job import Precision
-
-POLICIES: Mapping[Precision, str] = MappingProxyType(
-    {
-        Precision.FP32: "float32",
-        Precision.BF16_AUTOCAST: "mixed_bfloat16",
-        Precision.FP16_AUTOCAST: "mixed_float16",
-    }
-)
-"""Keras keeps fp32 variables under a mixed policy, which is what autocast does; 16-bit weights with fp32 masters, as
-DeepSpeed has them, it does not know."""
+from strategies.mirrored_limits import POLICIES
 
 
 def policy_of(precision: Precision) -> str:
@@ -26,6 +14,7 @@ def policy_of(precision: Precision) -> str:
         EngineError: Keras has none.
     """
     if precision not in POLICIES:
-        known = " or ".join(POLICIES)
-        raise EngineError(f"precision={precision} cannot be trained in TensorFlow; plan again with {known}")
+        raise EngineError(
+            f"precision={precision} cannot be trained in TensorFlow; plan again with {' or '.join(POLICIES)}"
+        )
     return POLICIES[precision]
