@@ -8,6 +8,7 @@ import typer
 
 from scaling.cli import checkpoint
 from scaling.cli.calibrate import calibrate
+from scaling.cli.compare_frameworks import compare_frameworks
 from scaling.cli.curves import curves
 from scaling.cli.estimate import estimate
 from scaling.cli.measure import measure
@@ -28,6 +29,7 @@ app.command()(measure)
 app.command()(parity)
 app.command()(calibrate)
 app.command()(curves)
+app.command()(compare_frameworks)
 app.add_typer(checkpoint.app, name="checkpoint")
 
 

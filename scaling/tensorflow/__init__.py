@@ -5,13 +5,11 @@ An extra: nothing else of the package needs TensorFlow. This is the only place t
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 
 from scaling.errors import EngineError
-
-MISSING = "this needs TensorFlow, which is not installed; pip install 'memory-scaling[tensorflow]'"
+from scaling.tensorflow_extra import require_tensorflow
 
 
 def _prepare_import() -> None:
@@ -20,8 +18,7 @@ def _prepare_import() -> None:
     Raises:
         EngineError: TensorFlow is not installed, or Keras already runs on something else in this process.
     """
-    if importlib.util.find_spec("tensorflow") is None:
-        raise EngineError(MISSING)
+    require_tensorflow()
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     if "keras" in sys.modules and backend != "tensorflow":
         raise EngineError(
@@ -31,4 +28,10 @@ def _prepare_import() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else it says at every start what instructions the CPU has
 
 
-_prepare_import()
+try:
+    _prepare_import()
+except EngineError as error:
+    if sys.argv[0] != "-m":  # which stands there while Python looks for the module that `python -m` is to run
+        raise
+    print(f"error: {error}", file=sys.stderr)
+    raise SystemExit(error.exit_code) from None

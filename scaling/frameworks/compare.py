@@ -1,0 +1,128 @@
+"""Both frameworks run the same steps, one after the other, each in fresh processes."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from scaling.errors import ConfigError
+from scaling.frameworks.prepare import plans_of_both, write_first_weights
+from scaling.frameworks.processes import Watched, python, run_watched
+from scaling.frameworks.result import FrameworkComparison, FrameworkRun
+from scaling.run_folder import METRICS_FILE
+from strategies.decision import Decision
+from strategies.emit.commands import TENSORFLOW_MODULE, TRAIN_MODULE
+from strategies.emit.files import write_plan
+from strategies.plan import Framework
+
+WARM_UP_STEPS = 3
+PACKAGES = ("memory-scaling", "torch", "transformers", "tensorflow", "keras", "numpy")
+
+
+def compare_frameworks(
+    decision: Decision, *, steps: int, settings: Sequence[str], out: Path, seed: int = 0
+) -> FrameworkComparison:
+    """Return what both frameworks did with ``steps`` steps of the plan; their run folders are left in ``out``.
+
+    ``settings``: of training, as name=value; both runs have them.
+
+    Raises:
+        ScalingError: ``out`` is not empty, a framework is missing or cannot run the plan, or a run fails.
+    """
+    if steps <= WARM_UP_STEPS:
+        raise ConfigError(f"steps={steps} must be more than the {WARM_UP_STEPS} that warm up; give at least 8")
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"out={out} is not empty; give another folder")
+    plans = plans_of_both(decision)
+    out.mkdir(parents=True, exist_ok=True)
+    model = out / "model"
+    write_first_weights(decision, seed=seed, folder=model)
+    runs = {
+        framework: _run(replace(plan, model=str(model.resolve())), steps=steps, settings=settings, folder=out)
+        for framework, plan in plans.items()
+    }
+    torch_run, tensorflow_run = runs[Framework.PYTORCH], runs[Framework.TENSORFLOW]
+    pairs = zip(torch_run.losses, tensorflow_run.losses, strict=True)
+    return FrameworkComparison(
+        model=decision.model,
+        num_params=decision.num_params,
+        cluster=decision.cluster,
+        steps=steps,
+        warm_up_steps=WARM_UP_STEPS,
+        largest_loss_difference=max(abs(other - loss) / abs(loss) for loss, other in pairs),
+        runs=(torch_run, tensorflow_run),
+        environment=_environment(),
+    )
+
+
+def _run(decision: Decision, *, steps: int, settings: Sequence[str], folder: Path) -> FrameworkRun:
+    framework = decision.plan.strategy.framework
+    plan_folder, out = folder / f"{framework}-plan", folder / framework.value
+    write_plan(decision, folder=plan_folder)
+    command = [
+        *_launcher(decision),
+        *("--plan", str(plan_folder / "plan.json")),
+        *("--out", str(out), "--steps", str(steps), "--init", "pretrained"),
+        # Metering follows every operator of PyTorch on a CPU, which slows it.
+        *("--measure-steps", "0", "--dry-run", "never"),
+        *(word for setting in settings for word in ("--set", setting)),
+    ]
+    watched = run_watched(command, out=out, log=folder / f"{framework}.log")
+    return _told(decision, watched, command=command, metrics=out / METRICS_FILE)
+
+
+def _launcher(decision: Decision) -> list[str]:
+    if decision.plan.strategy.framework is Framework.TENSORFLOW:
+        return [python(), "-m", TENSORFLOW_MODULE]
+    if decision.cluster.gpus == 1:
+        return [python(), "-m", TRAIN_MODULE]
+    torchrun = [python(), "-m", "torch.distributed.run", "--standalone"]
+    return [*torchrun, "--nproc_per_node", str(decision.cluster.gpus), "-m", TRAIN_MODULE]
+
+
+def _told(decision: Decision, watched: Watched, *, command: Sequence[str], metrics: Path) -> FrameworkRun:
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    times = tuple(step["step_time_s"] for step in steps)
+    typical = statistics.median(times[WARM_UP_STEPS:])
+    assert watched.first_step_s is not None, "a run that ended well has done a step"
+    return FrameworkRun(
+        framework=decision.plan.strategy.framework,
+        plan=decision.plan,
+        job=decision.job,
+        command=shlex.join(["python", *command[1:]]),
+        losses=tuple(step["loss"] for step in steps),
+        grad_norms=tuple(step["grad_norm"] for step in steps),
+        step_times_s=times,
+        tokens_per_s=decision.job.tokens_per_step / typical,
+        start_up_s=watched.first_step_s - watched.start_s - times[0],
+        compile_s=max(0.0, times[0] - typical),
+        whole_s=watched.end_s - watched.start_s,
+        predicted_peak_bytes=decision.estimate.peak_allocated_bytes,
+        peak_device_bytes=steps[-1]["peak_allocated_bytes"],
+        peak_resident_bytes=sum(watched.peaks.values()),
+        num_processes=len(watched.peaks),
+    )
+
+
+def _environment() -> dict[str, str]:
+    """Return versions and the machine."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return {
+        **found,
+        "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+        "load_at_the_end": ", ".join(f"{each:.1f}" for each in os.getloadavg()),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "not set"),
+    }

@@ -1,0 +1,186 @@
+"""One run in TensorFlow: everything checked, then trained, saved and exported, with the files of a PyTorch run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from scaling.check_plan import check_estimate
+from scaling.disk import writing
+from scaling.engines.optimizer import OptimizerSettings
+from scaling.errors import ConfigError, LaunchError
+from scaling.interrupt import RunStatus
+from scaling.lr_scales import parse_lr_scales
+from scaling.models import InitialWeights, build_config, build_model, choose_weights
+from scaling.recovery.stopped import Stopped
+from scaling.run_folder import CONFIG_FILE, FINAL_FOLDER, SUMMARY_FILE, check_run_folder, open_run_folder
+from scaling.tensorflow.mirrored import MirroredEngine, build_mirrored_engine
+from scaling.tensorflow.saving import continues
+from scaling.tensorflow.trainer import Trainer
+from scaling.tensorflow.weights import load_hugging_face, save_hugging_face
+from scaling.train_config import DryRun, NonFinite, TaskName, TrainConfig
+from scaling.training_data import TrainingData, open_training_data
+from scaling.watching.loggers import check_loggers
+from scaling.watching.summary import Summary, summarise
+from scaling.watching.utilisation import Utilisation, utilisation_of
+from strategies.decision import Decision
+from strategies.emit.commands import TENSORFLOW_MODULE
+from strategies.load_model import ResolvedModel, model_spec, resolve_model
+from strategies.mirrored_limits import require_possible_plan
+from strategies.plan import Framework
+from strategies.serialize import read_json, to_json
+
+logger = logging.getLogger(__name__)
+
+WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
+    "task": (TaskName.AUTO, TaskName.CAUSAL_LM),
+    "label_smoothing": (0.0,),
+    "streaming": (False,),
+    "nonfinite": (NonFinite.STOP, NonFinite.SKIP),
+    "keep_best": (0,),
+    "save_async": (False,),
+    "dry_run": (DryRun.AUTO, DryRun.NEVER),
+    "layer_stats_every": (0,),
+    "profile_steps": (None,),
+}
+"""Settings of which a run in TensorFlow knows these values only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What is settled before the first tensor exists."""
+
+    decision: Decision
+    resolved: ResolvedModel
+    model_config: Any
+    weights: InitialWeights
+    data: TrainingData
+    utilisation: Utilisation | None
+
+
+def prepare(config: TrainConfig) -> Prepared:
+    """Return everything that a run needs.
+
+    Raises:
+        ScalingError: plan, model, data, flags or out folder are wrong; nothing has been written yet.
+    """
+    decision = read_json(Decision, config.plan)
+    _require_tensorflow(decision)
+    _refuse_without_effect(config)
+    resolved = resolve_model(decision.model)
+    spec = model_spec(resolved)
+    require_possible_plan(spec, cluster=decision.cluster, job=decision.job, plan=decision.plan)
+    check_estimate(decision, spec)
+    check_loggers(config.loggers)
+    check_run_folder(
+        config.out,
+        plan=config.plan,
+        overwrite=config.overwrite or config.resume == "auto",
+        continues=continues(config),
+    )
+    model_config = build_config(resolved)
+    return Prepared(
+        decision=decision,
+        resolved=resolved,
+        model_config=model_config,
+        weights=choose_weights(resolved, init=config.init),
+        data=open_training_data(config, decision, model_config=model_config, show_progress=True),
+        utilisation=utilisation_of(decision, spec),
+    )
+
+
+def _require_tensorflow(decision: Decision) -> None:
+    strategy = decision.plan.strategy
+    if strategy.framework is not Framework.TENSORFLOW:
+        raise LaunchError(
+            f"the plan's strategy is {strategy}, which is {strategy.framework}'s; start it as launch.txt beside the "
+            f"plan says, or plan again with --framework tensorflow"
+        )
+    if (ranks := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise LaunchError(
+            f"WORLD_SIZE={ranks}: a launcher started this as one of several processes, but one drives all devices; "
+            f"start it with python -m {TENSORFLOW_MODULE}"
+        )
+
+
+def _refuse_without_effect(config: TrainConfig) -> None:
+    wrong = [
+        f"{name}={getattr(config, name)}"
+        for name, known in WITHOUT_EFFECT.items()
+        if getattr(config, name) not in known
+    ]
+    if wrong:
+        raise ConfigError(f"{', '.join(wrong)} cannot be had in TensorFlow; leave it out, or train in PyTorch")
+
+
+def run(prepared: Prepared, config: TrainConfig, *, status: RunStatus) -> Summary | Stopped:
+    """Train, export, and return the summary; or, where a signal asked to stop, what was saved.
+
+    Raises:
+        ScalingError: the run cannot go on.
+    """
+    folder = open_run_folder(
+        config.out,
+        plan=config.plan,
+        overwrite=config.overwrite or config.resume == "auto",
+        continues=continues(config),
+    )
+    with folder:
+        _write(config, CONFIG_FILE, json.dumps(dataclasses.asdict(config), indent=2, default=str))
+        engine = _start_engine(prepared, config)
+        trainer = Trainer(
+            engine,
+            prepared.data,
+            config,
+            decision=prepared.decision,
+            utilisation=prepared.utilisation,
+            status=status,
+        )
+        start = time.perf_counter()
+        outcome = trainer.train()
+        train_time_s = time.perf_counter() - start
+        if isinstance(outcome, Stopped):
+            return outcome
+        final = config.out / FINAL_FOLDER
+        save_hugging_face(engine.model, final, tokenizer=prepared.data.tokenizer)
+        status.reached = f"after the last step; the model is in {final}, but {SUMMARY_FILE} was not written"
+        summary = summarise(
+            outcome,
+            decision=prepared.decision,
+            initial_weights=str(prepared.weights),
+            measurement=None,
+            train_time_s=train_time_s,
+            final=final,
+            data_hash=prepared.data.content_hash,
+            utilisation=prepared.utilisation,
+        )
+        _write(config, SUMMARY_FILE, to_json(summary))
+    return summary
+
+
+def _write(config: TrainConfig, name: str, text: str) -> None:
+    path = config.out / name
+    with writing(path):
+        path.write_text(text)
+
+
+def _start_engine(prepared: Prepared, config: TrainConfig) -> MirroredEngine:
+    """Return the engine with its first weights: random ones are those that PyTorch draws from the same seed."""
+    decision, weights = prepared.decision, prepared.weights
+    engine = build_mirrored_engine(
+        prepared.resolved,
+        decision=decision,
+        settings=OptimizerSettings(weight_decay=config.weight_decay, lr_scales=parse_lr_scales(config.lr_scale)),
+        seed=config.seed + 1,  # of dropout
+    )
+    drawn = None
+    if weights.folder is None:
+        drawn = build_model(prepared.model_config, weights, decision=decision, seed=config.seed)
+    load_hugging_face(engine.model, weights.folder or drawn)
+    logger.info("%s: %s, %s parameters", decision.model, weights, f"{decision.num_params:,}")
+    return engine
