@@ -113,8 +113,7 @@ class Checkpoints:
         Raises:
             CheckpointError: there is none, it is damaged, or of another run, model or optimizer.
         """
-        if not path.with_name(f"{path.name}.index").is_file():
-            raise CheckpointError(f"{path} is no checkpoint of TensorFlow; give its path without the ending .index")
+        require_checkpoint(path)
         try:
             # First what it is, and only then the weights: those of another run would be read into this one's.
             tf.train.Checkpoint(host=self._host).read(str(path)).expect_partial()
@@ -138,6 +137,16 @@ class Checkpoints:
             raise CheckpointError(f"{path} is of another run: {', '.join(changed)}; change it back, or begin anew")
         update_state = UpdateState(**content.pop("update_state"))
         return RunState(**content, update_state=update_state)
+
+
+def require_checkpoint(path: Path) -> None:
+    """Refuse a path under which TensorFlow has saved nothing.
+
+    Raises:
+        CheckpointError: says what a path must be.
+    """
+    if not path.with_name(f"{path.name}.index").is_file():
+        raise CheckpointError(f"{path} is no checkpoint of TensorFlow; give its path without the ending .index")
 
 
 class _DamagedError(CheckpointError):

@@ -9,7 +9,7 @@ from scaling.checkpoint.errors import CheckpointError
 from scaling.run_folder import CHECKPOINTS_FOLDER
 from scaling.saving import AUTO, NONE, identity_of
 from scaling.schedule import LearningRate
-from scaling.tensorflow.checkpoint import PREFIX, Checkpoints, RunState
+from scaling.tensorflow.checkpoint import PREFIX, Checkpoints, RunState, require_checkpoint
 from scaling.tensorflow.mirrored import MirroredEngine
 from scaling.train_config import TrainConfig
 from scaling.training_data import TrainingData
@@ -22,6 +22,16 @@ def continues(config: TrainConfig) -> bool:
     if config.resume == AUTO:
         return any(folder.glob(f"{PREFIX}-*.index"))
     return config.resume != NONE and folder.resolve() == Path(config.resume).resolve().parent
+
+
+def check_resume(config: TrainConfig) -> None:
+    """Refuse to go on from a path that is no checkpoint of TensorFlow.
+
+    Raises:
+        CheckpointError: says what a path must be.
+    """
+    if config.resume not in (AUTO, NONE):
+        require_checkpoint(Path(config.resume))
 
 
 @final

@@ -20,7 +20,7 @@ from scaling.models import InitialWeights, build_config, build_model, choose_wei
 from scaling.recovery.stopped import Stopped
 from scaling.run_folder import CONFIG_FILE, FINAL_FOLDER, SUMMARY_FILE, check_run_folder, open_run_folder
 from scaling.tensorflow.mirrored import MirroredEngine, build_mirrored_engine
-from scaling.tensorflow.saving import continues
+from scaling.tensorflow.saving import check_resume, continues
 from scaling.tensorflow.trainer import Trainer
 from scaling.tensorflow.weights import load_hugging_face, save_hugging_face
 from scaling.train_config import DryRun, NonFinite, TaskName, TrainConfig
@@ -77,6 +77,7 @@ def prepare(config: TrainConfig) -> Prepared:
     require_possible_plan(spec, cluster=decision.cluster, job=decision.job, plan=decision.plan)
     check_estimate(decision, spec)
     check_loggers(config.loggers)
+    check_resume(config)
     check_run_folder(
         config.out,
         plan=config.plan,
