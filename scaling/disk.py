@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from scaling.errors import ExportError, TrainingError
+from scaling.errors import ExportError, TrainingError, one_line
 from strategies.errors import ScalingError
 from strategies.units import format_bytes
 
@@ -46,8 +46,8 @@ def exporting(folder: Path, *, partial: Path) -> Iterator[None]:
 
 
 def what_failed(path: Path, error: Exception) -> str:
-    reason = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:300]
-    return f"{path}: {reason or type(error).__name__} ({_free(path)}); free space or give another --out"
+    reason = (error.strerror if isinstance(error, OSError) else None) or one_line(error)
+    return f"{path}: {reason} ({_free(path)}); free space or give another --out"
 
 
 def _free(path: Path) -> str:

@@ -15,7 +15,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from scaling.adapters import choose_trained
 from scaling.auto_classes import AUTO_CLASSES, TRAINED
-from scaling.errors import ModelError
+from scaling.check_plan import check_num_params
+from scaling.errors import ModelError, kind_and_line, one_line
 from scaling.fused_loss import compute_loss_fused
 from scaling.recompute import checkpoint_library_blocks
 from scaling.scalars import widen_scalars
@@ -89,8 +90,9 @@ def build_config(resolved: ResolvedModel) -> Any:
     try:
         config = transformers.AutoConfig.for_model(**_without_code(resolved.config))
     except (TypeError, ValueError, LookupError, AttributeError, StrictDataclassError) as error:
-        reason = _one_line(error)
-        raise ModelError(f"model {resolved.name}: transformers refuses its config: {reason}; correct it") from error
+        raise ModelError(
+            f"model {resolved.name}: transformers refuses its config: {_reason(error)}; correct it"
+        ) from error
     text_config, kind = config.get_text_config(), kind_of(config)
     if kind not in TRAINED:
         raise ModelError(f"model {resolved.name} is made for task={kind}; only these are trained here: {_TRAINED}")
@@ -144,8 +146,8 @@ def build_model(config: Any, weights: InitialWeights, *, decision: Decision, see
     except (ModelError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a value that the model's code does not know: KeyError, AttributeError, anything
-        raise ModelError(f"model {decision.model} cannot be built: {_one_line(error)}; correct its config") from error
-    _check_num_params(model, decision)
+        raise ModelError(f"model {decision.model} cannot be built: {_reason(error)}; correct its config") from error
+    check_num_params(decision, sum(parameter.numel() for parameter in model.parameters()))
     widen_scalars(model)
     choose_trained(model, decision.job)
     if hasattr(model.config, "use_cache"):
@@ -184,15 +186,6 @@ def _is_new_head(name: str, model: Any, config: Any) -> bool:
     return not name.startswith(f"{model.base_model_prefix}.") or ".pooler." in name
 
 
-def _check_num_params(model: torch.nn.Module, decision: Decision) -> None:
-    num_params = sum(parameter.numel() for parameter in model.parameters())
-    if num_params != decision.num_params:
-        raise ModelError(
-            f"model {decision.model} has num_params={num_params}, but the plan was made for num_params="
-            f"{decision.num_params}; plan again for the model as it is now"
-        )
-
-
 def _checkpoint_activations(model: Any, decision: Decision) -> None:
     plan = decision.plan
     selective = plan.activation_checkpointing is ActivationCheckpointing.SELECTIVE
@@ -201,7 +194,7 @@ def _checkpoint_activations(model: Any, decision: Decision) -> None:
     except ValueError as error:
         raise ModelError(
             f"activation_checkpointing={plan.activation_checkpointing}, but model {decision.model} does not support "
-            f"it: {_one_line(error)}; plan with --activation-checkpointing none"
+            f"it: {_reason(error)}; plan with --activation-checkpointing none"
         ) from error
 
 
@@ -210,7 +203,6 @@ def _without_code(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in ("auto_map", "trust_remote_code")}
 
 
-def _one_line(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """Return the message; of a failed look-up, whose message is the key alone, its kind too."""
-    text = " ".join(str(error).split())[:300]
-    return f"{type(error).__name__}: {text}" if isinstance(error, LookupError | AttributeError) or not text else text
+    return kind_and_line(error) if isinstance(error, LookupError | AttributeError) else one_line(error)

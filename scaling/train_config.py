@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
-from scaling.errors import ConfigError
+from scaling.errors import ConfigError, one_line
 from scaling.lr_scales import lr_scale_problems
 from scaling.schedule import ScheduleName
 from scaling.watching.step_range import parse_step_range
@@ -90,6 +90,14 @@ class NonFinite(StrEnum):
     """Stop, and say which tensor was the first."""
 
 
+class OnSaveFailure(StrEnum):
+    """What a checkpoint that cannot be written leads to."""
+
+    STOP = "stop"
+    CONTINUE = "continue"
+    """Train on without it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """What to train on, for how long and how; the plan alone says under which strategy and in which batches."""
@@ -163,6 +171,9 @@ class TrainConfig:
     """Checkpoints of the lowest evaluation loss that stay besides."""
     save_async: bool = False
     """Write checkpoints while training goes on, from a copy in host memory where that has room for it."""
+    on_save_failure: OnSaveFailure = OnSaveFailure.STOP
+    """When a checkpoint cannot be written, for want of disk space for instance: stop, or continue without it; earlier
+    ones stay in both cases."""
     resume: str = "none"
     """Go on from a checkpoint: auto (the latest whole one in the out folder, or anew where there is none), none, or
     its path."""
@@ -219,7 +230,7 @@ def _read_run_file(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read config={path}: {error}; give the path of a YAML file") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"config={path} is not YAML: {' '.join(str(error).split())}; correct it") from error
+        raise ConfigError(f"config={path} is not YAML: {one_line(error)}; correct it") from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError(f"config={path} is not a list of `name: value` lines; write for instance `steps: 100`")
     return content

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from scaling.errors import kind_and_line, one_line
 from scaling.local_ranks import run_ranks
 from scaling.parity.certificate import Certificate, limits_for, rows_of
 from scaling.parity.plain import Trajectory, train_plainly
@@ -92,7 +93,7 @@ def run_all(runs: Sequence[Run]) -> tuple[dict[str, Outcome], dict[str, str]]:
                 break
             except Exception as error:  # whatever a framework raises: it is this run's result
                 broken = next(run for run in waiting if not _outcome_file(out, run).exists())
-                failed[broken.key] = _one_line(error)
+                failed[broken.key] = one_line(error) if isinstance(error, ScalingError) else kind_and_line(error)
                 waiting = waiting[waiting.index(broken) + 1 :]
         ended = [run for run in runs if _outcome_file(out, run).exists()]
         return {run.key: read_json(Outcome, _outcome_file(out, run)) for run in ended}, failed
@@ -100,8 +101,3 @@ def run_all(runs: Sequence[Run]) -> tuple[dict[str, Outcome], dict[str, str]]:
 
 def _outcome_file(folder: Path, run: Run) -> Path:
     return folder / f"{run.key}.json"
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())[:300]
-    return text if isinstance(error, ScalingError) else f"{type(error).__name__}: {text}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from scaling.engines.base import Engine
+from scaling.errors import one_line
 from strategies.estimate import Phase
 from strategies.units import format_bytes
 
@@ -40,7 +41,7 @@ class Failure:
         return cls(
             rank=rank,
             phase=next((PHASE_OF[code] for code in frames if code in PHASE_OF), None),
-            allocator=" ".join(str(error).split()),
+            allocator=one_line(error, max_chars=2000),
             allocated_bytes=torch.cuda.memory_allocated(device) if counts else None,
             reserved_bytes=torch.cuda.memory_reserved(device) if counts else None,
         )

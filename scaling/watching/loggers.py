@@ -10,10 +10,10 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any, Protocol, final
 
-from scaling.errors import ConfigError
+from scaling.errors import ConfigError, one_line
 from scaling.run_folder import TENSORBOARD_FOLDER
 from scaling.train_config import LoggerName, TrainConfig
-from scaling.watching.records import EvaluationRecord, LayerRecord, Record, StepRecord
+from scaling.watching.records import EvaluationRecord, LayerRecord, Record, SaveFailureRecord, StepRecord
 from scaling.watching.secrets import without_secrets
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,8 @@ class GuardedLogger:
             yield
         except Exception as error:  # of any kind: full disks, no network, their own
             self._logger = None
-            reason = without_secrets(" ".join(str(error).split()))[:300] or type(error).__name__
+            # Secrets go first: a cut through one would hide it from what looks for it.
+            reason = without_secrets(one_line(error, max_chars=10_000))[:300]
             logger.warning(
                 "%s logs nothing from now on (%s); training goes on, and metrics.jsonl has everything",
                 self._name,
@@ -112,6 +113,8 @@ def named_values(record: Record) -> dict[str, float]:
             return _numbers("eval/", values | values.pop("metrics"))
         case LayerRecord():
             return _numbers("layers/", asdict(record)["layers"])
+        case SaveFailureRecord():
+            return {"save/failed": 1.0}
 
 
 def _numbers(prefix: str, values: Mapping[str, Any]) -> dict[str, float]:

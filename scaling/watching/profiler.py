@@ -10,6 +10,7 @@ from typing import final
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from scaling.errors import one_line
 from scaling.watching.step_range import StepRange
 
 logger = logging.getLogger(__name__)
@@ -56,8 +57,8 @@ class ProfilerWindow:
             seen.export_chrome_trace(str(self._path))
         except (OSError, RuntimeError) as error:
             # As an error, since other ranks than the main one say nothing less.
-            reason = " ".join(str(error).split())
-            logger.error("rank %d: the profiler's trace %s cannot be written: %s", self._rank, self._path, reason)
+            message = "rank %d: the profiler's trace %s cannot be written: %s"
+            logger.error(message, self._rank, self._path, one_line(error))
             return
         if self._rank == 0:
             logger.info("profiled steps %d to %d: %s", self._steps.first, self._steps.last, self._path.parent)
