@@ -24,6 +24,7 @@ USUAL_COLUMNS = {
     "image": ("image", "img", "picture"),
 }
 """Names that a column of each kind often has."""
+_KINDS = {int: "whole number", str: "text", float: "number with a fraction", bool: "true or false"}
 logger = logging.getLogger(__name__)
 
 
@@ -71,14 +72,18 @@ def read_labels(rows: Rows, column: str, *, num_labels: int) -> Labels:
     Raises:
         DataError: labels are missing or of mixed kinds, or there are more classes than the model tells apart.
     """
-    named = rows.class_names(column)
-    values = set(range(len(named))) if named else set(rows.values(column))
-    are_numbers = all(isinstance(value, int) and not isinstance(value, bool) for value in values)
-    if not are_numbers and not all(isinstance(value, str) for value in values):
-        shown = ", ".join(sorted(map(repr, values))[:5])
-        raise DataError(f"{column} of {rows.description} must be whole numbers or texts, but it holds {shown}")
+    found = rows.values(column)
+    where = f"{column} of {rows.description}"
+    if empty := [index for index, value in enumerate(found) if value is None or value == ""]:
+        raise DataError(
+            f"{where} is empty in {len(empty)} of {len(found)} records, first in record {empty[0] + 1}; "
+            f"fill it, or leave those records out"
+        )
+    values = set(found)
+    are_numbers = _all_of_one_kind(values, where=where) is int
     if are_numbers and min(values) < 0:
-        raise DataError(f"{column} of {rows.description} holds {min(values)}; classes are counted from 0")
+        raise DataError(f"{where} holds {min(values)}; classes are counted from 0")
+    named = rows.class_names(column)
     names = named or ([str(number) for number in range(max(values) + 1)] if are_numbers else sorted(map(str, values)))
     if len(names) > num_labels:
         raise DataError(
@@ -86,6 +91,22 @@ def read_labels(rows: Rows, column: str, *, num_labels: int) -> Labels:
             f"apart; set num_labels={len(names)} in its config.json and plan again"
         )
     return Labels(column=column, names=tuple(names), are_numbers=are_numbers)
+
+
+def _all_of_one_kind(values: set[Any], *, where: str) -> type:
+    """Return ``int`` or ``str``, which all labels are.
+
+    Raises:
+        DataError: some are not; shows one of each kind.
+    """
+    examples: dict[type, Any] = {}
+    for value in sorted(values, key=repr):
+        examples.setdefault(type(value), value)
+    if len(examples) == 1 and (kind := next(iter(examples))) in (int, str):
+        return kind
+    shown = " and ".join(f"{value!r} ({_KINDS.get(kind, kind.__name__)})" for kind, value in examples.items())
+    mixed = f"mixes kinds of labels: {shown}" if len(examples) > 1 else f"holds {shown}"
+    raise DataError(f"{where} {mixed}; make all of them whole numbers from 0 on, or all of them texts")
 
 
 class TextEncoder:

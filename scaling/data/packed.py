@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -32,7 +33,7 @@ class PackedDataset:
         boundary = evaluation_start(store, eval_fraction)
         start, end = (0, boundary) if split == "train" else (boundary, store.num_tokens)
         if end - start < seq_len:
-            raise DataError(_too_short(split, num_tokens=end - start, seq_len=seq_len, eval_fraction=eval_fraction))
+            raise DataError(_too_short(store, split, end - start, seq_len=seq_len, eval_fraction=eval_fraction))
         self.seq_len = seq_len
         self._tokens = store.tokens[start:end]
         self._num_samples = (end - start) // seq_len
@@ -75,13 +76,25 @@ def evaluation_start(store: TokenStore, eval_fraction: float) -> int:
     return nearest if is_near else exact
 
 
-def _too_short(split: Split, *, num_tokens: int, seq_len: int, eval_fraction: float) -> str:
+def _too_short(store: TokenStore, split: Split, num_tokens: int, *, seq_len: int, eval_fraction: float) -> str:
     if split == "eval":
+        enough = _enough(store, seq_len=seq_len)
         return (
-            f"eval_fraction={eval_fraction} holds out {num_tokens} tokens, fewer than seq_len={seq_len}; "
-            f"raise it, shorten seq_len, add data, or do not evaluate"
+            f"eval_fraction={eval_fraction} holds out {num_tokens} of {store.num_tokens} tokens, fewer than "
+            f"seq_len={seq_len}; {f'raise it to {enough:g}, ' if enough else ''}shorten seq_len, add data, or do not "
+            f"evaluate"
         )
     too_long = f"seq_len={seq_len} is longer than the training data of {num_tokens} tokens"
     if eval_fraction == 0:
         return f"{too_long}; shorten it or add data"
     return f"{too_long}; shorten it, add data, or lower eval_fraction={eval_fraction}"
+
+
+def _enough(store: TokenStore, *, seq_len: int) -> float | None:
+    """Return a share, in thousandths, that holds out a sample and leaves one to train on; None where there is none."""
+    least = math.ceil(1000 * seq_len / store.num_tokens)
+    for share in (thousandths / 1000 for thousandths in range(least, min(2 * least + 1, 1000))):
+        boundary = evaluation_start(store, share)
+        if boundary >= seq_len and store.num_tokens - boundary >= seq_len:
+            return share
+    return None

@@ -34,7 +34,10 @@ class PaddedDocuments:
         starts = np.concatenate([[first], ends[:-1]])
         self._starts, self._lengths = _pieces(starts, ends - starts, seq_len=seq_len)
         if not len(self._starts):
-            raise DataError(f"the {split} data hold no document of two tokens or more; add data")
+            raise DataError(
+                f"the {split} data hold no document of two tokens or more; add data"
+                f"{f', or change eval_fraction={eval_fraction}' if eval_fraction else ''}"
+            )
         self._tokens = store.tokens
         self._padding_id = padding_id
 

@@ -6,6 +6,7 @@ Everything but the built-in ones is opened by the ``datasets`` library, which ma
 from __future__ import annotations
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -126,6 +127,13 @@ class ShapeRows(Rows):
         shape, colour, text = shape_words(index)
         return {"image": shape_picture(index), "label": shape, "colour": colour, "text": text}
 
+    def values(self, column: str) -> Sequence[Any]:
+        """As the others', without drawing what is not asked for."""
+        if column == "image":
+            return super().values(column)
+        place = ("label", "colour", "text").index(column)
+        return [shape_words(index)[place] for index in range(len(self))]
+
     def identity(self) -> str:
         return "builtin:shapes, version 1"
 
@@ -195,16 +203,27 @@ def split_rows(rows: Rows, *, eval_fraction: float) -> tuple[Rows, Rows | None]:
     Raises:
         DataError: one of the two would have no record.
     """
-    num_held_out = round(len(rows) * eval_fraction)
+    num_rows, num_held_out = len(rows), round(len(rows) * eval_fraction)
     if not eval_fraction:
         return rows, None
-    if not 0 < num_held_out < len(rows):
+    if not 0 < num_held_out < num_rows:
         raise DataError(
-            f"eval_fraction={eval_fraction} holds out {num_held_out} of {len(rows)} records of {rows.description}; "
-            f"change it, add data, or do not evaluate"
+            f"eval_fraction={eval_fraction} holds out {num_held_out} of {num_rows} records of {rows.description}; "
+            f"{_enough_rows(num_rows, eval_fraction)}, or do not evaluate"
         )
     order = permute(np.arange(len(rows), dtype=np.uint64), size=len(rows), seed=SPLIT_SEED, epoch=0).astype(np.int64)
     return PartOfRows(rows, order[num_held_out:]), PartOfRows(rows, order[:num_held_out])
+
+
+def _enough_rows(num_rows: int, eval_fraction: float) -> str:
+    """Return what would hold out a record and leave one to train on."""
+    if num_rows < 2:
+        return "give at least 2 records"
+    if eval_fraction > 0.5:
+        return f"lower it to {1 - 1 / num_rows:.3g} at most, which leaves one"
+    # `round` gives 1 from just above a half on.
+    enough = int(0.5 / eval_fraction) + 1
+    return f"raise it to {math.ceil(1000 / num_rows) / 1000:g}, which holds out one, give at least {enough} records"
 
 
 def _has_images(folder: Path) -> bool:

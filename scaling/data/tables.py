@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from scaling.data.cache import default_cache_dir
 from scaling.data.errors import DataError
+from scaling.data.hub import hub_or_cache
 from scaling.data.text_files import count_files, file_states
 from scaling.data.text_source import Piece, TextSource, string_pieces
+from scaling.errors import kind_and_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -128,12 +130,15 @@ class NamedDataset(TextSource):
         """
         import datasets
 
+        silence = ""
         try:
-            return datasets.load_dataset(self.dataset_name, self.config, split=self.split)
+            with hub_or_cache() as silence:
+                return datasets.load_dataset(self.dataset_name, self.config, split=self.split)
         except Exception as error:  # hub, network, reader and conversion errors have no common base
+            reason = f"it is not in the cache, and {silence}" if silence else _reason(error)
             raise DataError(
                 f"no file or folder is called {self.name!r}, and loading the dataset {self.dataset_name!r} "
-                f"(config={self.config}, split={self.split}) failed: {_reason(error)}; check the spelling and the "
+                f"(config={self.config}, split={self.split}) failed: {reason}; check the spelling and the "
                 f"network, or name local files"
             ) from error
 
@@ -200,4 +205,4 @@ def _reason(error: Exception) -> str:
     """Return the innermost cause in one line: datasets wraps the useful message in a general one."""
     while isinstance(error.__cause__, Exception):
         error = error.__cause__
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return kind_and_line(error)

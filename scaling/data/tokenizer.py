@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scaling.data.errors import DataError
+from scaling.data.hub import hub_or_cache
 from scaling.data.paths import expand_home
+from scaling.errors import kind_and_line
+from strategies.hub_config import is_hub_id
 from strategies.model_spec import TaskKind
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 BYTES = "bytes"
+_GIVE_TOKENIZER = f"give a folder written by save_pretrained, a hub name (needs a network or the cache), or {BYTES!r}"
 Encoder = Callable[[Sequence[str]], "list[NDArray[np.unsignedinteger]]"]
 """Texts to token ids, one array a text, without special tokens around it."""
 
@@ -39,16 +43,17 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     path = expand_home(name)
     if path.is_file():
         raise DataError(f"tokenizer {name!r} is a file; give the folder it is in, a hub name, or {BYTES!r}")
+    if not path.is_dir() and not is_hub_id(name):
+        raise DataError(f"tokenizer {name!r}: there is no such folder; {_GIVE_TOKENIZER}")
+    silence = ""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(path) if path.is_dir() else name, local_files_only=path.is_dir(), trust_remote_code=False
-        )
+        if path.is_dir():
+            return AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+        with hub_or_cache() as silence:
+            return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError and TypeError for broken folders
-        raise DataError(
-            f"cannot open tokenizer {name!r}: {type(error).__name__}: {' '.join(str(error).split())[:300]}; give a "
-            f"folder written by save_pretrained, a hub name (needs a network or the cache), or {BYTES!r}"
-        ) from error
-    return tokenizer
+        reason = f"it is no folder, not in the Hugging Face cache, and {silence}" if silence else kind_and_line(error)
+        raise DataError(f"cannot open tokenizer {name!r}: {reason}; {_GIVE_TOKENIZER}") from error
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:

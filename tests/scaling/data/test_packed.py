@@ -117,8 +117,9 @@ def test_splits_share_no_token_and_lose_less_than_a_sample_each(
     [
         (101, "train", 0.0, r"seq_len=101 is longer than the training data of 100 tokens; shorten it or add data$"),
         (95, "train", 0.1, r"seq_len=95 is longer than the training data of 90 tokens; .*lower eval_fraction=0.1"),
-        (11, "eval", 0.1, r"eval_fraction=0.1 holds out 10 tokens, fewer than seq_len=11; raise it"),
-        (1, "eval", 0.0, r"eval_fraction=0.0 holds out 0 tokens, fewer than seq_len=1; raise it"),
+        (11, "eval", 0.1, r"eval_fraction=0.1 holds out 10 of 100 tokens, fewer than seq_len=11; raise it to 0.11, "),
+        (1, "eval", 0.0, r"eval_fraction=0.0 holds out 0 of 100 tokens, fewer than seq_len=1; raise it to 0.01, "),
+        (51, "eval", 0.1, r"fewer than seq_len=51; shorten seq_len, add data, or do not evaluate"),
         (0, "train", 0.1, r"seq_len=0 must be above zero"),
         (8, "train", 1.0, r"eval_fraction=1.0 must be at least 0 and below 1"),
         (8, "train", -0.1, r"eval_fraction=-0.1 must be at least 0 and below 1"),

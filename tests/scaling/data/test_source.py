@@ -215,7 +215,8 @@ def test_dataset_name_without_network_says_what_to_do(monkeypatch: pytest.Monkey
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(
         DataError,
-        match=r"no file or folder is called 'nobody/nothing', and loading the dataset .* failed: .*check the spelling",
+        match=r"no file or folder is called .nobody/nothing., and loading the dataset .* failed: it is not in the "
+        r"cache, and the network is switched off by HF_HUB_OFFLINE; check the spelling",
     ):
         list(read_texts("nobody/nothing"))
 
