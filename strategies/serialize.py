@@ -14,6 +14,17 @@ from strategies.errors import ScalingError
 T = TypeVar("T")
 
 PLAN_AGAIN = "make it again with `scaling plan`"
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "dataclass_type": "an object in braces",
+    "dataclass_exact_type": "an object in braces",
+}
+"""What pydantic 2 would have taken, by its name for the mistake."""
 
 
 def to_json(value: Any) -> str:
@@ -41,8 +52,10 @@ def _fields(kind: type[Any]) -> tuple[tuple[str, bool], ...]:
     return tuple((name, text in ("float", "float | None")) for name, text in annotated)
 
 
-def from_json(kind: type[T], text: str, *, source: str, advice: str = PLAN_AGAIN) -> T:
-    """Return the ``kind`` that ``text`` holds, with every field checked.
+def from_json(
+    kind: type[T], text: str, *, source: str, advice: str = PLAN_AGAIN, name: str | None = None
+) -> T:
+    """Return the ``kind`` that ``text`` holds, with every field checked; ``name``: what users call it.
 
     No type stands for another: ``true`` and ``"8"`` are no numbers, ``"no"`` is no boolean. A whole number is a float.
 
@@ -55,7 +68,7 @@ def from_json(kind: type[T], text: str, *, source: str, advice: str = PLAN_AGAIN
         value = _adapter(cast(Any, kind)).validate_json(text, strict=True)
     except ValidationError as error:
         problem = _first_problem(error.errors()[0])
-        raise ScalingError(f"{source} is not a valid {kind.__name__}: {problem}; {advice}") from error
+        raise ScalingError(f"{source} is not a valid {name or kind.__name__}: {problem}; {advice}") from error
     # A misspelt key must not pass silently; pydantic drops unknown keys of standard dataclasses.
     if unknown := _unknown_keys(json.loads(text), plain(value)):
         raise ScalingError(f"{source} has unknown keys {', '.join(unknown)}; remove or correct them")
@@ -117,9 +130,13 @@ def read_json(kind: type[T], path: Path) -> T:
 
 
 def _first_problem(problem: Any) -> str:
-    where = ".".join(str(part) for part in problem["loc"]) or "the whole file"
+    """Return one mistake in words, with what was given where that is short."""
+    where, kind = ".".join(str(part) for part in problem["loc"]) or "the whole file", problem["type"]
+    if kind == "json_invalid":
+        return f"it is not JSON ({problem['ctx']['error']})"
+    if kind == "missing":
+        return f"{where} is missing"
+    expected = _EXPECTED.get(kind) or problem.get("ctx", {}).get("expected")
     given = problem.get("input")
-    shown = f" (given: {given!r})" if isinstance(given, str | int | float) and str(given) != "" else ""
-    if isinstance(given, bool):
-        shown = f" (given: {json.dumps(given)})"  # as it is written in the file
-    return f"{where}: {problem['msg']}{shown[:120]}"
+    shown = json.dumps(given)[:100] if given is None or isinstance(given, bool | str | int | float) else "..."
+    return f"{where}={shown} must be {expected}" if expected else f"{where}={shown}: {problem['msg']}"

@@ -48,17 +48,19 @@ def _edited(decision: Decision, path: str, value: object) -> str:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("plan.strategy", "zero4", r"plan\.strategy: .*'ddp', 'zero1', 'zero2', 'zero3' or 'fsdp2'"),
-        ("plan.micro_batch_size", "two", r"plan\.micro_batch_size: .*given: 'two'"),
+        ("plan.strategy", "zero4", r"plan\.strategy=.zero4. must be 'ddp', 'zero1', "),
+        ("plan.micro_batch_size", "two", r"plan\.micro_batch_size=.two. must be a whole number"),
         ("plan.micro_batch_size", 0, r"micro_batch_size=0 must be above zero"),
+        ("plan", 7, r"plan=7 must be an object in braces"),
+        ("rejected", {}, r"rejected=\.\.\. must be a list"),
         ("plan.stage", 2, r"unknown keys plan\.stage"),
-        ("job.seq_len", None, r"job\.seq_len: .*valid integer"),
-        ("job.seq_len", "128", r"job\.seq_len: .*valid integer \(given: '128'\)"),
-        ("job.seq_len", 128.5, r"job\.seq_len: .*valid integer \(given: 128\.5\)"),
-        ("cluster.gpus", True, r"cluster\.gpus: .*valid integer \(given: true\)"),
-        ("job.gradient_clipping", True, r"job\.gradient_clipping: .*valid number \(given: true\)"),
-        ("job.fused_optimizer", "no", r"job\.fused_optimizer: .*valid boolean \(given: 'no'\)"),
-        ("plan.reshard_after_forward", 1, r"plan\.reshard_after_forward: .*valid boolean \(given: 1\)"),
+        ("job.seq_len", None, r"job\.seq_len=null must be a whole number"),
+        ("job.seq_len", "128", r"job\.seq_len=.128. must be a whole number"),
+        ("job.seq_len", 128.5, r"job\.seq_len=128\.5 must be a whole number"),
+        ("cluster.gpus", True, r"cluster\.gpus=true must be a whole number"),
+        ("job.gradient_clipping", True, r"job\.gradient_clipping=true must be a number"),
+        ("job.fused_optimizer", "no", r"job\.fused_optimizer=.no. must be true or false"),
+        ("plan.reshard_after_forward", 1, r"plan\.reshard_after_forward=1 must be true or false"),
     ],
 )
 def test_from_json_names_the_field(decision: Decision, path: str, value: object, message: str) -> None:
@@ -66,9 +68,19 @@ def test_from_json_names_the_field(decision: Decision, path: str, value: object,
         from_json(Decision, _edited(decision, path, value), source="plan.json")
 
 
-@pytest.mark.parametrize("text", ["", "not json", "[]", "{}", '{"plan": 1}', "null"])
-def test_from_json_refuses_other_files(text: str) -> None:
-    with pytest.raises(ScalingError, match=r"^plan\.json is not a valid Decision: "):
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", r"it is not JSON \("),
+        ("not json", r"it is not JSON \("),
+        ("[]", "the whole file=... must be an object in braces"),
+        ("{}", "model is missing"),
+        ('{"plan": 1}', "model is missing"),
+        ("null", "the whole file=null must be an object in braces"),
+    ],
+)
+def test_from_json_refuses_other_files(text: str, problem: str) -> None:
+    with pytest.raises(ScalingError, match=rf"^plan\.json is not a valid Decision: {problem}"):
         from_json(Decision, text, source="plan.json")
 
 
