@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from scaling.adapters import merged
-from scaling.check_plan import check_estimate, check_plan
+from scaling.check_plan import check_estimate, check_num_params, check_plan
 from scaling.device import choose_device
 from scaling.disk import writing
 from scaling.engines.base import Engine
@@ -29,6 +29,7 @@ from scaling.launch_env import LaunchEnvironment, join_process_group, leave_proc
 from scaling.lr_scales import parse_lr_scales
 from scaling.memory_watch import MemoryWatch
 from scaling.models import InitialWeights, build_config, build_model, choose_weights, name_labels
+from scaling.plan_file import read_plan
 from scaling.ranks import together
 from scaling.recovery.dry_run import beside_prediction, dry_run, is_rehearsed
 from scaling.recovery.guard import GROUP_PATIENCE_S, RunGuard
@@ -60,7 +61,7 @@ from strategies.decision import Decision
 from strategies.errors import ScalingError
 from strategies.estimate import Phase
 from strategies.load_model import model_spec, resolve_model
-from strategies.serialize import read_json, to_json
+from strategies.serialize import to_json
 
 logger = logging.getLogger(__name__)
 
@@ -83,11 +84,12 @@ def prepare(config: TrainConfig, launch: LaunchEnvironment, *, environ: Mapping[
     Raises:
         ScalingError: plan, launch, model, data or out folder are wrong; nothing has been written yet.
     """
-    decision = read_json(Decision, config.plan)
+    decision = read_plan(config.plan)
     check_plan(decision, plan_path=config.plan, launch=launch, environ=environ)
     device = choose_device(decision, launch)
     resolved = resolve_model(decision.model)
     spec = model_spec(resolved)
+    check_num_params(decision, spec.num_params)
     check_estimate(decision, spec)
     model_config = build_config(resolved)
     weights = choose_weights(resolved, init=config.init)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import typer
 
@@ -33,10 +34,27 @@ app.command()(compare_frameworks)
 app.add_typer(checkpoint.app, name="checkpoint")
 
 
+_UsageError: Any = typer.BadParameter.__base__
+"""Of a flag that is wrong: typer 0.27 brings its own classes, older versions have click's."""
+
+
 def main() -> None:
     """Run the command line; a mistake in the input is one line on stderr and exit code 2 (3: nothing fits)."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except ScalingError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # nothing was asked: its message is the help
+            error.show()
+        else:
+            print(f"error: {_what_is_wrong(error)}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def _what_is_wrong(error: Any) -> str:
+    """Return a usage error in one line, with where to read more."""
+    place = error.ctx.command_path if error.ctx else "scaling"
+    text = " ".join(error.format_message().split()).rstrip(".")
+    return f"{text[:1].lower()}{text[1:]}; see {place} --help"
