@@ -11,7 +11,7 @@ from scaling.errors import ConfigError
 from strategies.decision import Decision
 from strategies.errors import ScalingError
 from strategies.job import LossImplementation, OptimizerName, Precision
-from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
+from strategies.plan import PYTORCH_STRATEGIES, ActivationCheckpointing, OffloadDevice, StrategyName
 from strategies.search import FixedParts
 
 CPU: Final = OffloadDevice.CPU
@@ -59,7 +59,7 @@ def chosen_names(words: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ConfigError: a word names neither a variant nor a strategy.
     """
-    if unknown := [word for word in words if word not in VARIANTS and word not in set(StrategyName)]:
+    if unknown := [word for word in words if word not in VARIANTS and word not in set(PYTORCH_STRATEGIES)]:
         raise ConfigError(
             f"--strategies has {', '.join(map(repr, unknown))}; give names out of {', '.join(VARIANTS)}, with commas, "
             f"or leave it out for all"

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import tensorflow as tf
 
@@ -40,11 +40,11 @@ class RunState:
 
 
 @final
-class _HostState(tf.train.experimental.PythonState):  # type: ignore[misc]  # TensorFlow has no types
+class _HostState(tf.train.experimental.PythonState):
     """What is kept beside tensors, as JSON."""
 
     def __init__(self) -> None:
-        self.content: dict[str, object] = {}
+        self.content: dict[str, Any] = {}
 
     def serialize(self) -> str:
         return json.dumps(self.content)

@@ -179,9 +179,7 @@ def _start_engine(prepared: Prepared, config: TrainConfig) -> MirroredEngine:
         settings=OptimizerSettings(weight_decay=config.weight_decay, lr_scales=parse_lr_scales(config.lr_scale)),
         seed=config.seed + 1,  # of dropout
     )
-    drawn = None
-    if weights.folder is None:
-        drawn = build_model(prepared.model_config, weights, decision=decision, seed=config.seed)
-    load_hugging_face(engine.model, weights.folder or drawn)
+    drawn = weights.folder or build_model(prepared.model_config, weights, decision=decision, seed=config.seed)
+    load_hugging_face(engine.model, drawn)
     logger.info("%s: %s, %s parameters", decision.model, weights, f"{decision.num_params:,}")
     return engine

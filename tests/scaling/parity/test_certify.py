@@ -14,14 +14,14 @@ from scaling.parity.certify import certify
 from scaling.parity.variants import VARIANTS, plan_variants
 from strategies.decision import Decision
 from strategies.job import Job, OptimizerName, Precision
-from strategies.plan import StrategyName
+from strategies.plan import PYTORCH_STRATEGIES
 from strategies.search import FixedParts
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 LAYER_TWICE, UNUSED = MODELS[2], MODELS[3]
 EXACT = [
     Case(LAYER_TWICE, OptimizerName.SGD, ranks=2, accumulation=3),
-    Case(UNUSED, OptimizerName.ADAMW, ranks=2, accumulation=3, names=tuple(StrategyName)),
+    Case(UNUSED, OptimizerName.ADAMW, ranks=2, accumulation=3, names=PYTORCH_STRATEGIES),
 ]
 SAME_BITS = Case(MODELS[0], OptimizerName.ADAMW, ranks=2, accumulation=1, clipping=0.0, names=BIT_EQUAL)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from strategies.cluster import CPU_NAME, Cluster, Gpu
 from strategies.job import Precision
-from strategies.plan import ActivationCheckpointing, StrategyName
+from strategies.plan import PYTORCH_STRATEGIES, ActivationCheckpointing, StrategyName
 from strategies.time.calibration import (
     FORMAT,
     Calibration,
@@ -31,7 +31,7 @@ STEP_S = 2e-3
 """Of every engine, whatever the model and the micro batches."""
 
 
-def cpu_calibration(*, ranks: int = 2, engines: tuple[StrategyName, ...] = tuple(StrategyName)) -> Calibration:
+def cpu_calibration(*, ranks: int = 2, engines: tuple[StrategyName, ...] = PYTORCH_STRATEGIES) -> Calibration:
     """Return what this very machine could have reached."""
     return Calibration(
         format=FORMAT,

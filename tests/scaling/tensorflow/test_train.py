@@ -1,0 +1,120 @@
+"""The entry point as a user starts it, with a real kill, and both frameworks side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from scaling.tensorflow.train import main
+from tests.scaling.decisions import plan_tiny
+from tests.scaling.launching import REPOSITORY, run_cli
+
+pytestmark = pytest.mark.tensorflow
+
+
+def flags(tmp_path: Path, *, out: str, steps: int) -> list[str]:
+    plan = tmp_path / "plan" / "plan.json"
+    if not plan.exists():
+        plan_tiny(plan.parent, "mirrored", world_size=2)
+    settings = {"learning-rate": "1e-2", "save-every": "2", "eval-every": "4", "eval-batches": "1"}
+    words = [word for name, value in settings.items() for word in (f"--{name}", value)]
+    # No dropout in this model: what the two runs have in common is everything.
+    return ["--plan", str(plan), "--out", str(tmp_path / out), "--steps", str(steps), *words]
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    path = out / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(flags(tmp_path, out="whole", steps=8)) == 0
+    assert "8 steps, loss" in capsys.readouterr().out
+
+    command = [sys.executable, "-m", "scaling.tensorflow.train", *flags(tmp_path, out="killed", steps=8)]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    killed = tmp_path / "killed"
+    deadline = time.monotonic() + 120
+    while not (killed / "checkpoints" / "ckpt-2.index").exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not (killed / "final").exists()
+
+    assert main([*flags(tmp_path, out="killed", steps=8), "--resume", "auto"]) == 0
+    whole, resumed = (load_file(tmp_path / out / "final" / "model.safetensors") for out in ("whole", "killed"))
+    assert whole.keys() == resumed.keys()
+    assert all((whole[name].view("uint32") == resumed[name].view("uint32")).all() for name in whole)
+    told = [
+        [(line["step"], line.get("loss"), line.get("eval_loss"), line.get("grad_norm")) for line in lines(out)]
+        for out in (tmp_path / "whole", killed)
+    ]
+    assert told[0] == told[1]
+    assert len(told[0]) == 8 + 2
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_both_frameworks_take_the_same_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = plan_tiny(tmp_path / "plan", "mirrored", world_size=2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(REPOSITORY)
+    out = tmp_path / "both"
+    words = [
+        "compare-frameworks",
+        "--plan",
+        str(plan),
+        "--out",
+        str(out),
+        "--steps",
+        "6",
+        "--set",
+        "learning_rate=1e-3",
+    ]
+    assert run_cli(monkeypatch, words) == 0
+    result = json.loads((out / "comparison.json").read_text())
+    # The bound of the comparison with PyTorch: fp32 sums in another order.
+    assert result["largest_loss_difference"] < 1e-4
+    torch_run, tensorflow_run = result["runs"]
+    assert (torch_run["num_processes"], tensorflow_run["num_processes"]) == (2, 1)
+    for run in result["runs"]:
+        assert len(run["losses"]) == 6
+        assert run["losses"][-1] < run["losses"][0]
+        assert 0 < run["start_up_s"] < run["whole_s"]
+        assert run["peak_resident_bytes"] > run["predicted_peak_bytes"] > 0
+        assert run["peak_device_bytes"] is None
+    assert (out / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert "Largest difference in loss of a step" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--nonfinite", "name"], "nonfinite=name cannot be had in TensorFlow"),
+        (["--streaming", "--save-async"], "streaming=True, save_async=True cannot be had in TensorFlow"),
+        (["--resume", "nowhere/ckpt-1"], "nowhere/ckpt-1 is no checkpoint of TensorFlow"),
+    ],
+)
+def test_what_it_cannot_do_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str
+) -> None:
+    assert main([*flags(tmp_path, out="run", steps=4), *more]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_plan_of_pytorch_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plan_tiny(tmp_path / "torch", "ddp", world_size=2)
+    assert main(["--plan", str(plan), "--out", str(tmp_path / "run"), "--steps", "4"]) == 2
+    assert "the plan's strategy is ddp, which is pytorch's" in capsys.readouterr().err
