@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -39,16 +40,15 @@ def test_unknown_flag_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     assert "did you mean --steps?" in refused(capfd, "--step", 3)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"), [(None, "cannot read"), ("{", "is not a valid Decision"), ("[]", "is not a valid Decision")]
-)
-def test_a_plan_that_cannot_be_read_is_refused(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path, text: str | None, message: str
+def test_a_model_of_another_size_is_refused_before_data_are_read(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    plan = tmp_path / "plan.json"
-    if text is not None:
-        plan.write_text(text)
-    assert message in refused(capfd, *flags_for(tmp_path, plan))
+    plan = plan_tiny(tmp_path / "plan", "ddp", world_size=1)
+    content = json.loads(plan.read_text())
+    plan.write_text(json.dumps(content | {"model": "gpt2-demo"}))
+    line = refused(capfd, *flags_for(tmp_path, plan), "--data", tmp_path / "there-are-no-such-data.txt")
+    assert "model gpt2-demo has num_params=" in line
+    assert f"but the plan was made for num_params={content['num_params']}; plan again" in line
 
 
 def test_another_world_size_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
