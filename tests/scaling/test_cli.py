@@ -330,3 +330,40 @@ def test_estimate_refuses(
 ) -> None:
     assert run(monkeypatch, words) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["plan", "--foo"], "no such option: --foo"),
+        ([*GOOD[:2], "--seq-len", "long"], "invalid value for '--seq-len': 'long' is not a valid int"),
+        (["plan"], "missing argument 'MODEL'; see scaling plan --help"),
+        (["nosuch"], "no such command 'nosuch'; see scaling --help"),
+        ([*GOOD, "--strategy", "zero4"], "'zero4' is not one of 'ddp'"),
+        (["checkpoint", "verify"], "missing argument"),
+    ],
+)
+def test_a_wrong_flag_is_one_line_and_exit_code_2(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.lower().startswith("error: ")
+    assert message.lower() in captured.err.lower()
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [[], ["checkpoint"]])
+def test_no_words_at_all_print_the_help(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, words) == 2
+    captured = capsys.readouterr()
+    assert "Usage:" in captured.out + captured.err
+    assert "error" not in captured.err
+
+
+def test_help_ends_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, ["plan", "--help"]) == 0
+    assert "--seq-len" in capsys.readouterr().out
