@@ -154,7 +154,7 @@ def _observe(ids_path: Path, rank: int, phases: Any) -> None:
     for module, name, phase in (
         (trainer, "evaluate", "evaluating"),
         (trainer, "train_step", "training"),
-        (training_run, "gather_state", "exporting"),
+        (training_run, "_export", "exporting"),
         (Saving, "save", "saving"),
     ):
         setattr(module, name, telling(phase, getattr(module, name)))

@@ -83,10 +83,13 @@ def _adapt(model: nn.Module, lora: Lora) -> None:
 def merged(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return ``state`` with the adapters of ``model`` added to the weights beside them, under the names without them.
 
+    ``state`` may be a part of the model, in which a layer is whole or absent.
     Source: PEFT 0.17, tuners/lora/layer.py, get_delta_weight: the product in fp32, added in the weight's format.
     """
     found = dict(state)
     for name, layer in adapted_layers(model):
+        if f"{name}.lora_A.{ADAPTER}.weight" not in found:
+            continue
         first, second = (found.pop(f"{name}.{part}.{ADAPTER}.weight").float() for part in ("lora_A", "lora_B"))
         for parameter, _ in layer.base_layer.named_parameters():
             found[f"{name}.{parameter}"] = found.pop(f"{name}.base_layer.{parameter}")

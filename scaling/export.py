@@ -1,102 +1,104 @@
-"""The trained model as a folder that Hugging Face's ``from_pretrained`` opens, compared with the live weights first."""
+"""The trained model as a folder that Hugging Face's ``from_pretrained`` opens, a tensor in memory at a time."""
 
 from __future__ import annotations
 
-import uuid
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
-from scaling.disk import exporting
+from scaling.adapters import choose_trained
 from scaling.engines.base import Engine
-from scaling.errors import ExportError
+from scaling.export_layout import live_tensors
+from scaling.model_folder import ModelFolder
 from scaling.models import auto_class
-from scaling.scalars import as_saved
+from scaling.ranks import together
+from scaling.scalars import widen_scalars
+from strategies.errors import ScalingError
+from strategies.job import Job
 
-SAMPLE_TEXT = "def main() -> int:\n    return 0  # Zwölf Boxkämpfer\n"
-"""Read with both tokenizers to see that the saved one cuts text the same way; any text would do."""
+MAX_SHARD_BYTES = 5 * 10**9
+"""Of one file of weights where nobody says otherwise: what Hugging Face's libraries wrote for years."""
+NamedTensors = Iterable[tuple[str, torch.Tensor]]
+"""All of `live_tensors`, each valid until the next one is asked for."""
 
 
-def gather_state(engine: Engine) -> dict[str, torch.Tensor] | None:
-    """Return the whole model on rank 0 as CPU tensors by name, tied weights under every name; None elsewhere.
+def shell_of(config: Any, *, dtype: torch.dtype, job: Job | None = None, generation: Any = None) -> Any:
+    """Return the model of a configuration as it is trained, without its numbers.
 
-    Every rank must call this. A tensor at a time is gathered, so only rank 0's host memory holds the whole.
+    ``dtype``: of the folder to be written. ``generation``: the settings with which the model generates; None for those
+    that follow from the configuration.
     """
-    is_main = engine.rank == 0
-    whole: dict[str, torch.Tensor] = {}
-    for name, tensor in engine.gathered_parameters():
-        if is_main:
-            whole[name] = tensor.detach().to("cpu", copy=True)
-    if not is_main:
-        return None
-    first_names = {id(parameter): name for name, parameter in engine.model.named_parameters()}
-    live = engine.model.state_dict(keep_vars=True)  # parameters as such, also the second name of a tied one; buffers
-    state = {
-        name: whole[first_names[id(tensor)]] if id(tensor) in first_names else tensor.detach().cpu()
-        for name, tensor in live.items()
-    }
-    return as_saved(engine.model, state)
+    with torch.device("meta"):
+        shell = auto_class(config).from_config(copy.deepcopy(config), dtype=dtype, attn_implementation="sdpa")
+        widen_scalars(shell)
+        if job is not None:
+            choose_trained(shell, job)
+    if generation is not None:
+        shell.generation_config = generation
+    return shell
 
 
-def export_model(model: Any, state: dict[str, torch.Tensor], tokenizer: Any, *, folder: Path) -> None:
-    """Write ``state`` and the tokenizer to ``folder``, which appears complete and checked or not at all.
-
-    ``tokenizer``: None for a model that reads no text.
-
-    Raises:
-        ExportError: the folder exists, cannot be written, or does not open as what was trained.
-    """
-    if folder.exists():
-        raise ExportError(f"{folder} already exists; move it away")
-    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")  # no other process has this name
-    with exporting(folder, partial=partial):
-        partial.mkdir(parents=True)
-        _write(model, state, tokenizer, folder=partial)
-        check_export(partial, state, tokenizer, auto_class=auto_class(model.config))
-        partial.rename(folder)
-
-
-def check_export(
-    folder: Path, state: dict[str, torch.Tensor], tokenizer: Any, *, auto_class: Any = transformers.AutoModelForCausalLM
+def export_engine(
+    engine: Engine, shell: Any, tokenizer: Any, *, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> None:
-    """Open ``folder`` as a user would and compare every tensor with ``state``, and the tokenizer with ``tokenizer``.
+    """Write the engine's model to ``folder``, which appears complete and checked or not at all; a collective.
+
+    ``shell``: the same model by `shell_of`. ``tokenizer``: None for a model that reads no text.
 
     Raises:
-        ExportError: names the tensors that are absent, extra or different.
+        ExportError: the folder exists, cannot be written, or does not open as what was trained; on every rank.
     """
-    reopened, report = auto_class.from_pretrained(folder, dtype="auto", output_loading_info=True)
-    problems = [f"{kind} {sorted(names)[:3]}" for kind, names in report.items() if names]
-    saved = reopened.state_dict()
-    problems += [f"not in the file: {name}" for name in state.keys() - saved.keys()]
-    problems += [f"different: {name}" for name in state.keys() & saved.keys() if not _same(state[name], saved[name])]
-    if tokenizer is not None and _ids_of(transformers.AutoTokenizer.from_pretrained(folder)) != _ids_of(tokenizer):
-        problems.append("the saved tokenizer cuts text differently")
-    if problems:
-        raise ExportError(
-            f"{folder} does not open as the model that was trained: {'; '.join(problems[:5])}; "
-            f"what was written stays there"
-        )
+    written = ModelFolder(folder, shell, max_shard_bytes=max_shard_bytes) if engine.rank == 0 else None
+    failure: ScalingError | None = None
 
+    def finish() -> None:
+        if failure is not None:
+            raise failure
+        if written is not None:
+            written.finish(tokenizer)
 
-def _write(model: Any, state: dict[str, torch.Tensor], tokenizer: Any, *, folder: Path) -> None:
-    caches = hasattr(model.config, "use_cache")
-    if caches:
-        model.config.use_cache = True  # training had switched it off
     try:
-        # A copy of the dict: saving empties it. The tensors are shared.
-        model.save_pretrained(folder, state_dict=dict(state))
-    finally:
-        if caches:
-            model.config.use_cache = False
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
+        for name, tensor in _engine_tensors(engine):
+            if written is not None and failure is None:  # a rank that has failed still takes part in gathering
+                failure = _failure_of(partial(written.add, name, tensor))
+        together(finish)
+    except BaseException:
+        if written is not None:
+            written.abandon()
+        raise
 
 
-def _ids_of(tokenizer: Any) -> Any:
-    return tokenizer(SAMPLE_TEXT)["input_ids"]
+def export_tensors(
+    tensors: NamedTensors, shell: Any, tokenizer: Any, *, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES
+) -> None:
+    """Write tensors of any source to ``folder``, in one process; the rest is as with `export_engine`.
+
+    Raises:
+        ExportError: the folder exists, cannot be written, or does not open as what was given.
+    """
+    written = ModelFolder(folder, shell, max_shard_bytes=max_shard_bytes)
+    try:
+        for name, tensor in tensors:
+            written.add(name, tensor)
+        written.finish(tokenizer)
+    except BaseException:
+        written.abandon()
+        raise
 
 
-def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    return first.dtype == second.dtype and torch.equal(first, second)
+def _engine_tensors(engine: Engine) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from engine.gathered_parameters()
+    parameters = dict(engine.model.named_parameters()).keys()
+    yield from ((name, tensor) for name, tensor in live_tensors(engine.model).items() if name not in parameters)
+
+
+def _failure_of(action: Callable[[], None]) -> ScalingError | None:
+    try:
+        action()
+    except ScalingError as error:
+        return error
+    return None

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import final
 
 from scaling.checkpoint.checkpoints import Checkpoints
-from scaling.checkpoint.errors import CheckpointError
+from scaling.checkpoint.errors import CheckpointError, SaveFailed
 from scaling.checkpoint.manifest import TrainingState, read_manifest
 from scaling.checkpoint.meeting import Meeting
 from scaling.checkpoint.names import find_checkpoints
@@ -16,12 +19,15 @@ from scaling.checkpoint.snapshot import RunFacts
 from scaling.engines.base import Engine
 from scaling.run_folder import CHECKPOINTS_FOLDER, CONFIG_FILE
 from scaling.schedule import LearningRate
-from scaling.train_config import TrainConfig
+from scaling.train_config import OnSaveFailure, TrainConfig
 from scaling.training_data import TrainingData
+from scaling.watching.records import SaveFailureRecord
 from strategies.decision import Decision
 from strategies.emit.files import PLAN_FILE
 from strategies.serialize import to_json
+from strategies.units import format_bytes
 
+logger = logging.getLogger(__name__)
 AUTO, NONE = "auto", "none"
 """What ``resume`` may be besides a path."""
 
@@ -58,10 +64,14 @@ class Saving:
 
     def __init__(self, config: TrainConfig, decision: Decision, data: TrainingData) -> None:
         self._config, self._order = config, data.order
+        self._checkpoint_bytes = _checkpoint_bytes(decision)
         self.rate = LearningRate(config)
         """Of the run; a plateau's goes into checkpoints."""
         self.last_step: int | None = None
-        """Of the last checkpoint that this run has saved or gone on from."""
+        """Of the last complete checkpoint that this run has saved or gone on from."""
+        self._begun_step = 0
+        """Of the last checkpoint that was begun."""
+        self._failures: list[tuple[SaveFailureRecord, SaveFailed]] = []
         self.meeting = Meeting(timeout_s=config.timeout_s)
         self._checkpoints = Checkpoints(
             config.out / CHECKPOINTS_FOLDER,
@@ -83,11 +93,12 @@ class Saving:
         """Put the engine where the run goes on, as configured; return the optimizer steps that are done.
 
         Raises:
-            CheckpointError: the checkpoint is damaged, or of another run, model or optimizer.
+            CheckpointError: the checkpoint is damaged, or of another run, model or optimizer; or there is no room for
+                the next one.
         """
         match self._config.resume:
             case "none":
-                return 0
+                state = None
             case "auto":
                 state = self._checkpoints.load_latest(engine)
             case path:
@@ -95,8 +106,11 @@ class Saving:
         if state:
             _require_not_beyond(state.step, self._config)
             self.rate.restore(state.schedule)
-        self.last_step = state.step if state else None
-        return state.step if state else 0
+            self.last_step = state.step
+        first_step = state.step if state else 0
+        if self._config.save_every and first_step < self._config.steps:
+            self.meeting.on_main(self._require_room)
+        return first_step
 
     def is_due(self, step: int) -> bool:
         """Return whether the run saves after so many optimizer steps."""
@@ -104,29 +118,87 @@ class Saving:
         return bool(every) and (step % every == 0 or step == self._config.steps)
 
     def save(self, engine: Engine, *, step: int, eval_loss: float | None = None, wait: bool = True) -> None:
-        """Save a checkpoint after so many optimizer steps; once a step is enough.
+        """Save a checkpoint after so many optimizer steps; once a step is enough. What fails is told by `failures`.
 
         ``wait``: until it is complete; else, with ``save_async``, only until the state is copied.
 
         Raises:
-            CheckpointError: it, or the one before it, could not be written, on any rank; earlier ones are untouched.
+            CheckpointError: nothing that this run could save would be complete; on every rank.
         """
+        self.finish()
         state = TrainingState(
             step=step,
             num_samples_seen=step * self._order.global_batch_size,
             eval_loss=eval_loss,
             schedule=self.rate.state(),
         )
-        self._checkpoints.save(engine, state, in_background=self._config.save_async and not wait)
-        self.last_step = step
+        in_background = self._config.save_async and not wait
+        self._begun_step = step
+        self._noting(lambda: self._checkpoints.save(engine, state, in_background=in_background))
 
     def finish(self) -> Path | None:
-        """Wait until the last checkpoint is complete, and return its folder; None where the run has not saved.
+        """Wait until the last checkpoint is complete; return its folder, or that of the last one that could be written.
+
+        None where the run has saved nothing.
 
         Raises:
-            CheckpointError: it could not be written, on any rank; earlier ones are untouched.
+            CheckpointError: as with `save`.
         """
-        return self._checkpoints.finish()
+        self._noting(self._checkpoints.finish)
+        return self._checkpoints.latest
+
+    def failures(self, *, may_continue: bool = True) -> Iterator[SaveFailureRecord]:
+        """Yield what has failed since the last call, the same on all ranks.
+
+        Raises:
+            SaveFailed: something has, and the run is configured to stop then, or what follows needs the checkpoint.
+        """
+        failures, self._failures = self._failures, []
+        for record, _ in failures:
+            yield record
+        stops = self._config.on_save_failure is OnSaveFailure.STOP
+        if failures and (stops or (not may_continue and failures[-1][0].step == self._begun_step)):
+            raise failures[-1][1]
+
+    def _noting(self, action: Callable[[], Path | None]) -> None:
+        """Do what completes or begins the checkpoint of `_begun_step`, and keep how it has failed."""
+        try:
+            if action() is not None and self._begun_step:
+                self.last_step = self._begun_step
+        except SaveFailed as error:
+            self._failures.append((SaveFailureRecord(step=self._begun_step, save_error=str(error)), error))
+            if self._config.on_save_failure is OnSaveFailure.CONTINUE:
+                logger.warning("step %d has no checkpoint: %s; %s", self._begun_step, error, self._kept())
+
+    def _kept(self) -> str:
+        if self.last_step is None:
+            return "none was saved before; training goes on"
+        return f"that of step {self.last_step} stays; training goes on"
+
+    def _require_room(self) -> None:
+        """Refuse, or warn, where the disk has no room for even one checkpoint: better now than after hours."""
+        out = self._config.out.absolute()
+        place = next(folder for folder in (out, *out.parents) if folder.is_dir())
+        free = shutil.disk_usage(place).free
+        if free >= self._checkpoint_bytes:
+            return
+        problem = (
+            f"a checkpoint needs {format_bytes(self._checkpoint_bytes)}, but {place} has {format_bytes(free)} free; "
+            f"free space, give another --out, or train with --save-every 0"
+        )
+        if self._config.on_save_failure is OnSaveFailure.STOP:
+            raise SaveFailed(problem)
+        logger.warning("%s", problem)
+
+
+def _checkpoint_bytes(decision: Decision) -> int:
+    """Return the least that a checkpoint takes by the plan: masters and states, not the 16-bit weights beside them."""
+    host = decision.estimate.host
+    if host is None:
+        return 0
+    return host.training_checkpoint_bytes - (
+        host.model_checkpoint_bytes if decision.job.precision.has_master_weights else 0
+    )
 
 
 def _require_not_beyond(step: int, config: TrainConfig) -> None:

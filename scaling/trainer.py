@@ -35,7 +35,7 @@ def train(
     Where a rank was asked to stop, all save and end after that step. ``first_step``: how many are done already.
 
     Raises:
-        CheckpointError: a checkpoint could not be written.
+        CheckpointError: a checkpoint could not be written, and the run is configured to stop then.
         TrainingError: loss or gradient norm is not finite, or a global batch has nothing to learn from.
     """
     rate = saving.rate
@@ -46,6 +46,7 @@ def train(
             is_last, eval_loss = step + 1 == config.steps, None
             if guard.agreement.stops and not is_last:  # before an evaluation: who asked may not wait for long
                 saving.save(engine, step=step + 1)
+                yield from saving.failures(may_continue=False)
                 return
             if config.eval_every and (is_last or (step + 1) % config.eval_every == 0):
                 evaluation = _evaluation(engine, data, guard=guard, step=step + 1)
@@ -54,6 +55,9 @@ def train(
                 yield evaluation
             if saving.is_due(step + 1):  # after the records of the step are written, since a resumed run keeps those
                 saving.save(engine, step=step + 1, eval_loss=eval_loss, wait=False)
+                yield from saving.failures()
+        saving.finish()
+        yield from saving.failures()
     finally:
         data.feed.close()  # workers that still make batches would keep the process from ending
         saving.finish()

@@ -16,19 +16,18 @@ from typing import Any
 import torch
 import transformers
 
-from scaling.adapters import merged
 from scaling.check_plan import check_estimate, check_num_params, check_plan
 from scaling.device import choose_device
 from scaling.disk import writing
 from scaling.engines.base import Engine
 from scaling.engines.build import build_engine
 from scaling.engines.optimizer import OptimizerSettings
-from scaling.export import export_model, gather_state
+from scaling.export import export_engine, shell_of
 from scaling.interrupt import RunStatus
 from scaling.launch_env import LaunchEnvironment, join_process_group, leave_process_group
 from scaling.lr_scales import parse_lr_scales
 from scaling.memory_watch import MemoryWatch
-from scaling.models import InitialWeights, build_config, build_model, choose_weights, name_labels
+from scaling.models import DTYPES, InitialWeights, build_config, build_model, choose_weights, name_labels
 from scaling.plan_file import read_plan
 from scaling.ranks import together
 from scaling.recovery.dry_run import beside_prediction, dry_run, is_rehearsed
@@ -158,7 +157,7 @@ def _run(
         train_time_s = time.perf_counter() - start
         memory.stop()
         if not isinstance(outcome, Stopped):
-            _export(engine, prepared.data, folder=final)
+            _export(engine, prepared, folder=final)
     if isinstance(outcome, Stopped):
         return guard.agreement.together(lambda: outcome)
     status.reached = f"after the last step; the model is in {final}, but {SUMMARY_FILE} was not written"
@@ -220,7 +219,7 @@ def _train(
             _report(reporter, record, watch)
             status.reached = f"after step {record.step} of {config.steps}; {_kept(saving)}"
         watch.end_if_failed()
-    last_step = records[-1].step
+    last_step = max(record.step for record in records)
     if last_step == config.steps:
         return records
     checkpoint = saving.finish()
@@ -265,14 +264,15 @@ def _report(reporter: Reporter | None, record: Record, watch: RunWatch) -> None:
             watch.failed(error)
 
 
-def _export(engine: Engine, data: TrainingData, *, folder: Path) -> None:
-    state = gather_state(engine)
+def _export(engine: Engine, prepared: Prepared, *, folder: Path) -> None:
+    def make_shell() -> Any:
+        if engine.rank != 0:
+            return None
+        job = prepared.decision.job
+        generation = getattr(engine.model, "generation_config", None)
+        return shell_of(prepared.model_config, dtype=DTYPES[job.precision], job=job, generation=generation)
 
-    def write() -> None:
-        if state is not None:  # the main rank
-            export_model(engine.model, merged(engine.model, state), data.tokenizer, folder=folder)
-
-    together(write)
+    export_engine(engine, together(make_shell), prepared.data.tokenizer, folder=folder)
 
 
 def _open_folder(config: TrainConfig, launch: LaunchEnvironment, *, folder_lock: ExitStack) -> None:

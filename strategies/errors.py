@@ -25,6 +25,10 @@ class PlanError(ScalingError):
     """The plan is not legal for this job and cluster."""
 
 
+class UnitError(ScalingError):
+    """A text names no size."""
+
+
 class CalibrationError(ScalingError):
     """Measurements of this machine cannot be made, written or used."""
 

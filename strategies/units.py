@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
+from strategies.errors import UnitError
+
 KIB = 2**10
 MIB = 2**20
 GIB = 2**30
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": KIB, "MIB": MIB, "GIB": GIB}
+_SIZE = re.compile(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})?", re.IGNORECASE)
 
 
 def gib(num_bytes: float) -> float:
@@ -24,6 +30,22 @@ def format_bytes(num_bytes: float) -> str:
         if abs(num_bytes) >= size:
             return f"{num_bytes / size:.2f} {unit}"
     return f"{num_bytes:.0f} B"
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes that ``text`` names: a number and a decimal or binary unit, as people write sizes of files.
+
+    >>> parse_bytes("5GB"), parse_bytes("1.5 GiB"), parse_bytes("300")
+    (5000000000, 1610612736, 300)
+
+    Raises:
+        UnitError: it is no size above zero.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    num_bytes = int(float(match[1]) * _UNITS[(match[2] or "B").upper()]) if match else 0
+    if num_bytes < 1:
+        raise UnitError(f"{text!r} is no size; give a number above zero and a unit, as 5GB, 500MB or 2GiB")
+    return num_bytes
 
 
 def format_seconds(seconds: float, *, digits: int = 4) -> str:

@@ -43,8 +43,9 @@ class Checkpoints:
         and write while training goes on. One is written at a time: the next call waits for it, as `finish` does.
 
         Raises:
-            CheckpointError: this one, or the one in the background, could not be written; on every rank. Earlier
-                checkpoints are untouched, and the engine can train on.
+            SaveFailed: this one, or the one in the background, could not be written; on every rank. Earlier checkpoints
+                are untouched, and the engine can train on.
+            CheckpointError: not every rank has called, or the state cannot be saved at all.
         """
         self.finish()
         if self._saved is not None and self._saved[0] == state.step:
@@ -59,14 +60,17 @@ class Checkpoints:
         return self._write(snapshot, partial)
 
     def finish(self) -> Path | None:
-        """Wait for a save in the background; return the last checkpoint's folder, None where there is none yet.
+        """Wait for a save in the background; return its folder, None where there was none.
 
         Raises:
-            CheckpointError: it could not be written; on every rank.
+            SaveFailed: it could not be written; on every rank.
         """
         writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        return None if writing is None else writing.result()
+
+    @property
+    def latest(self) -> Path | None:
+        """The last checkpoint that was completed or loaded, None where there is none."""
         return self._saved[1] if self._saved else None
 
     def load_latest(self, engine: Engine) -> TrainingState | None:

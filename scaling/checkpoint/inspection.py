@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,11 +56,9 @@ def inspect(folder: Path, *, checksums: bool = False) -> Inspection:
         _require_files(manifest, folder)
         if checksums:
             verify(folder)
+        kinds = _bytes_by_kind(manifest)
     except CheckpointError as error:
         return Inspection(folder=str(folder), problem=str(error), bytes_by_kind={}, versions={})
-    kinds: Counter[str] = Counter()
-    for entry in manifest.tensors:
-        kinds[entry.kind] += _num_elements(entry) * torch.empty((), dtype=getattr(torch, entry.dtype)).element_size()
     return Inspection(
         folder=str(folder),
         problem=None,
@@ -68,7 +67,7 @@ def inspect(folder: Path, *, checksums: bool = False) -> Inspection:
         strategy=manifest.strategy,
         world_size=manifest.world_size,
         num_parameters=sum(_num_elements(entry) for entry in manifest.tensors if entry.kind == WEIGHT),
-        bytes_by_kind=dict(kinds),
+        bytes_by_kind=kinds,
         num_bytes=sum(entry.num_bytes for entry in manifest.files),
         versions=manifest.versions,
     )
@@ -80,7 +79,7 @@ def checkpoints_at(path: Path, *, inside: str) -> Sequence[Path]:
     Raises:
         CheckpointError: there is none.
     """
-    if (path / MANIFEST_FILE).is_file() or step_of(path.resolve()) is not None:
+    if (path / MANIFEST_FILE).is_file() or (path.exists() and step_of(Path(os.path.realpath(path))) is not None):
         return [path]
     found = find_checkpoints(path) or find_checkpoints(path / inside)
     if not found:
@@ -94,6 +93,16 @@ def _require_files(manifest: Manifest, folder: Path) -> None:
         size = path.stat().st_size if path.is_file() else None
         if size != entry.num_bytes:
             raise CheckpointError(f"{path} has {size} bytes and was written with {entry.num_bytes}")
+
+
+def _bytes_by_kind(manifest: Manifest) -> dict[str, int]:
+    kinds: Counter[str] = Counter()
+    for entry in manifest.tensors:
+        dtype = getattr(torch, entry.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise CheckpointError(f"{entry.kind} {entry.name} is in the format {entry.dtype!r}, which torch has not")
+        kinds[entry.kind] += _num_elements(entry) * dtype.itemsize
+    return dict(kinds)
 
 
 def _num_elements(entry: TensorEntry) -> int:

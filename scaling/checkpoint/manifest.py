@@ -10,6 +10,7 @@ from pathlib import Path
 
 from scaling.checkpoint.errors import CheckpointError
 from scaling.engines.loss_scale import UpdateState
+from scaling.errors import kind_and_line
 from strategies.errors import ScalingError
 from strategies.serialize import from_json, to_json
 
@@ -98,13 +99,15 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         text = json.dumps(content["manifest"], indent=2) + "\n"
-        checksum = content["sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}; {ANOTHER}") from error
+        checksum, format_ = content["sha256"], content["manifest"]["format"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"cannot read {path}: {kind_and_line(error)}; {ANOTHER}") from error
     if _checksum(text) != checksum:
         raise CheckpointError(f"{path} is damaged: its checksum is not the one it was written with; {ANOTHER}")
-    if (found := content["manifest"].get("format")) != FORMAT:
-        raise CheckpointError(f"{path} has format={found}, this version reads format={FORMAT}; use the version it says")
+    if format_ != FORMAT:
+        raise CheckpointError(
+            f"{path} has format={format_}, this version reads format={FORMAT}; use the version it says"
+        )
     try:
         return from_json(Manifest, text, source=str(path), advice=ANOTHER)
     except ScalingError as error:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from scaling.checkpoint.errors import CheckpointError
+from scaling.errors import one_line
 from strategies.errors import ScalingError
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ class Meeting:
             dist.monitored_barrier(self._group, timeout=timedelta(seconds=self._timeout_s), wait_all_ranks=True)
         except RuntimeError as error:
             raise CheckpointError(
-                f"not every rank came to {purpose} within {self._timeout_s:g} s: {' '.join(str(error).split())[:200]}; "
+                f"not every rank came to {purpose} within {self._timeout_s:g} s: {one_line(error, max_chars=200)}; "
                 f"call it on every rank, not on rank 0 alone"
             ) from error
 
@@ -68,6 +69,8 @@ class Meeting:
             outcome = None, action()
         except ScalingError as error:
             outcome = error, None
+        except OSError as error:  # the other ranks would wait for one that ends here
+            outcome = CheckpointError(f"the operating system refuses: {one_line(error)}"), None
         outcomes: list[Any] = [outcome]
         if self._group is not None:
             outcomes = [None] * self.world_size

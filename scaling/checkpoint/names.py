@@ -7,6 +7,8 @@ import shutil
 import uuid
 from pathlib import Path
 
+from scaling.checkpoint.errors import CheckpointError
+
 PARTIAL = ".partial"
 """Ends the name of a folder that is being written or removed; whatever is in it does not count."""
 REPLACED = ".replaced"
@@ -26,10 +28,18 @@ def checkpoint_name(step: int) -> str:
 
 
 def find_checkpoints(parent: Path) -> list[Path]:
-    """Return the folders in ``parent`` that have the name of a checkpoint, the latest step first; not yet verified."""
+    """Return the folders in ``parent`` that have the name of a checkpoint, the latest step first; not yet verified.
+
+    Raises:
+        CheckpointError: the folder cannot be read.
+    """
     if not parent.is_dir():
         return []
-    found = [(step, path) for path in parent.iterdir() if path.is_dir() and (step := step_of(path)) is not None]
+    try:
+        inside = [path for path in parent.iterdir() if path.is_dir()]
+    except OSError as error:
+        raise CheckpointError(f"cannot read {parent}: {error.strerror}; give a folder that you may read") from error
+    found = [(step, path) for path in inside if (step := step_of(path)) is not None]
     # Of two for one step the one that was to be replaced comes second.
     return [path for _, path in sorted(found, key=lambda each: (each[0], each[1].name), reverse=True)]
 

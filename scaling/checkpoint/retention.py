@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from scaling.checkpoint.errors import CheckpointError
@@ -13,22 +14,36 @@ from scaling.checkpoint.names import find_checkpoints, remove_checkpoint
 logger = logging.getLogger(__name__)
 
 
-def prune(parent: Path, *, keep_last: int, keep_best: int) -> tuple[Path, ...]:
-    """Remove and return the checkpoints that are neither among the last nor among the best; 0 last ones keeps all.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """What became of the checkpoints that were to go."""
+
+    removed: tuple[Path, ...]
+    refused: tuple[Path, ...]
+    """Those that the operating system would not remove."""
+
+
+def prune(parent: Path, *, keep_last: int, keep_best: int) -> Pruned:
+    """Remove the checkpoints that are neither among the last nor among the best; 0 last ones keeps all.
 
     Damaged ones are not counted and stay, for people to look at, until a later one takes their name.
     """
     whole = [(path, manifest) for path in find_checkpoints(parent) if (manifest := _manifest(path)) is not None]
     if keep_last == 0:
-        return ()
+        return Pruned(removed=(), refused=())
     kept = {path for path, _ in [*whole[:keep_last], *_best(whole)[:keep_best]]}
-    doomed = tuple(path for path, _ in whole if path not in kept)
-    for path in doomed:
-        try:
-            remove_checkpoint(path)
-        except OSError as error:  # the run goes on: what cannot be removed only takes space
-            logger.warning("cannot remove the checkpoint %s: %s", path, error)
-    return doomed
+    doomed = [path for path, _ in whole if path not in kept]
+    refused = tuple(path for path in doomed if not _removed(path))
+    return Pruned(removed=tuple(path for path in doomed if path not in refused), refused=refused)
+
+
+def _removed(path: Path) -> bool:
+    try:
+        remove_checkpoint(path)
+    except OSError as error:  # a run goes on: what cannot be removed only takes space
+        logger.warning("cannot remove the checkpoint %s: %s", path, error.strerror)
+        return False
+    return True
 
 
 def _best(whole: Sequence[tuple[Path, Manifest]]) -> list[tuple[Path, Manifest]]:

@@ -7,10 +7,11 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from scaling.checkpoint.errors import CheckpointError
+from scaling.checkpoint.errors import CheckpointError, SaveFailed
 from scaling.checkpoint.manifest import MANIFEST_FILE, FileEntry, Manifest, TrainingState, write_manifest
 from scaling.checkpoint.meeting import Meeting
 from scaling.checkpoint.names import PARTIAL, REPLACED, checkpoint_name, remove_checkpoint
@@ -29,7 +30,7 @@ def open_partial(snapshot: Snapshot, parent: Path, meeting: Meeting) -> Path:
     """Return the new folder in ``parent`` into which all ranks write.
 
     Raises:
-        CheckpointError: space is missing, or the operating system refuses; on every rank.
+        SaveFailed: space is missing, or the operating system refuses; on every rank.
     """
     num_bytes = sum(meeting.gather(lambda: snapshot.num_bytes))
     return meeting.on_main(lambda: _open_partial(parent, snapshot.manifest.state, num_bytes=num_bytes))
@@ -39,8 +40,8 @@ def write(snapshot: Snapshot, partial: Path, meeting: Meeting, documents: Mappin
     """Write every rank's share and return the folder of the complete checkpoint; every rank must call this.
 
     Raises:
-        CheckpointError: the operating system refuses; nothing is left behind and every earlier checkpoint is as it was.
-            Raised on every rank.
+        SaveFailed: the operating system refuses; nothing is left behind and every earlier checkpoint is as it was.
+        CheckpointError: the nodes share no folder. Both are raised on every rank.
     """
     try:
         files = meeting.gather(lambda: _write_files(snapshot.tensors, partial, rank=snapshot.rank))
@@ -59,10 +60,12 @@ def _open_partial(parent: Path, state: TrainingState, *, num_bytes: int) -> Path
         partial.mkdir(parents=True)
         free = shutil.disk_usage(parent).free
     except OSError as error:
-        raise CheckpointError(f"cannot write a checkpoint to {what_failed(parent, error)}") from error
+        with suppress(OSError):
+            partial.rmdir()
+        raise SaveFailed(f"cannot write a checkpoint to {what_failed(parent, error)}") from error
     if num_bytes * SPARE > free:
         partial.rmdir()
-        raise CheckpointError(
+        raise SaveFailed(
             f"a checkpoint needs {format_bytes(num_bytes)}, but {parent} has {format_bytes(free)} free; nothing was "
             f"written: free space or lower --keep-last"
         )
@@ -76,7 +79,7 @@ def _write_files(tensors: Sequence[NamedTensor], folder: Path, *, rank: int) -> 
         try:
             num_bytes, sha256 = write_tensors(path, of_file)
         except OSError as error:
-            raise CheckpointError(f"cannot write a checkpoint to {what_failed(path, error)}") from error
+            raise SaveFailed(f"cannot write a checkpoint to {what_failed(path, error)}") from error
         written.append(FileEntry(name=path.name, rank=rank, num_bytes=num_bytes, sha256=sha256))
     return written
 
@@ -112,7 +115,7 @@ def _complete(partial: Path, manifest: Manifest, documents: Mapping[str, str]) -
         if replaced is not None:
             remove_checkpoint(replaced)
     except OSError as error:
-        raise CheckpointError(f"cannot write a checkpoint to {what_failed(target, error)}") from error
+        raise SaveFailed(f"cannot write a checkpoint to {what_failed(target, error)}") from error
     return target
 
 

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from scaling.disk import writing
-from scaling.watching.records import EvaluationRecord, Record, StepRecord
+from scaling.watching.records import EvaluationRecord, Record, SaveFailureRecord, StepRecord
 from strategies.errors import ScalingError
 from strategies.serialize import from_json
+
+_KINDS: dict[str, type[Record]] = {"loss": StepRecord, "save_error": SaveFailureRecord}
+"""By a field that no other kind has."""
 
 
 def keep_until(path: Path, step: int) -> list[Record]:
@@ -41,7 +44,8 @@ def _step_of(line: str) -> float:
 
 def _record(line: str, path: Path) -> Record | None:
     """Return the line's record, None for one of another version."""
-    kind: type[Record] = StepRecord if "loss" in json.loads(line) else EvaluationRecord
+    content = json.loads(line)
+    kind = next((kind for field, kind in _KINDS.items() if field in content), EvaluationRecord)
     try:
         return from_json(kind, line, source=str(path))
     except ScalingError:

@@ -84,4 +84,14 @@ class EvaluationRecord:
     """The task's own, such as accuracy, over the same tokens or samples."""
 
 
-Record = StepRecord | LayerRecord | EvaluationRecord
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveFailureRecord:
+    """One line of metrics.jsonl for a checkpoint that could not be written."""
+
+    step: int
+    """Whose checkpoint it would have been."""
+    save_error: str
+    """What went wrong."""
+
+
+Record = StepRecord | LayerRecord | EvaluationRecord | SaveFailureRecord

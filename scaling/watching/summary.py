@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scaling.meter import Measurement
-from scaling.watching.records import EvaluationRecord, Record, StepRecord
+from scaling.watching.records import EvaluationRecord, Record, SaveFailureRecord, StepRecord
 from scaling.watching.utilisation import Utilisation
 from strategies.decision import Decision
 from strategies.estimate import MemoryProfile
@@ -49,6 +49,8 @@ class Summary:
     predicted: MemoryProfile
     measured: MemoryProfile | None
     """Highest moment of every phase that was metered, for the rank with the highest peak."""
+    failed_saves: int
+    """Checkpoints that could not be written."""
     final_model: str
     data_hash: str
     versions: dict[str, str]
@@ -62,6 +64,7 @@ class Summary:
             f"{self.steps} steps, {losses}, {self.tokens_per_s:,.0f} tokens/s",
             *self._time_lines(),
             self._memory_line(),
+            *([f"{self.failed_saves} checkpoints could not be written"] if self.failed_saves else []),
             f"model in {self.final_model}, opened with from_pretrained and equal to the trained weights",
         ]
 
@@ -119,6 +122,7 @@ def summarise(
         metered_steps=metered_steps,
         predicted=decision.estimate.memory,
         measured=measurement.device() if measurement else None,
+        failed_saves=sum(isinstance(record, SaveFailureRecord) for record in records),
         final_model=str(final),
         data_hash=data_hash,
         versions=versions(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,13 +13,17 @@ import safetensors.torch
 import torch
 import transformers
 
+import scaling.export
+import scaling.model_folder
 from scaling.data.tokenizer import load_tokenizer
 from scaling.engines.base import Engine
 from scaling.errors import ExportError
-from scaling.export import export_model, gather_state
+from scaling.export import export_engine, export_tensors, shell_of
+from tests.scaling.checkpoint.alone import flip_bit
 from tests.scaling.decisions import TINY_LLAMA
 from tests.scaling.full_disk import file_size_limit
 
+TIED = {**TINY_LLAMA, "tie_word_embeddings": True}
 GPT2 = {"vocab_size": 288, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 EXPERTS = {
     **{name: value for name, value in TINY_LLAMA.items() if name not in ("model_type", "architectures")},
@@ -77,11 +82,15 @@ def make(model_type: str, settings: dict[str, Any], *, dtype: torch.dtype = torc
     return model
 
 
-def export(model: Any, folder: Path) -> dict[str, torch.Tensor]:
-    state = gather_state(OneRank(model))
-    assert state is not None
-    export_model(model, state, load_tokenizer("bytes"), folder=folder)
-    return state
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Export without a process group: what all ranks do together this one does alone."""
+    monkeypatch.setattr(scaling.export, "together", lambda action: action())
+
+
+def export(model: Any, folder: Path, *, max_shard_bytes: int = 10**9, dtype: torch.dtype | None = None) -> None:
+    shell = shell_of(model.config, dtype=dtype or model.dtype)
+    export_engine(OneRank(model), shell, load_tokenizer("bytes"), folder=folder, max_shard_bytes=max_shard_bytes)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -89,7 +98,7 @@ def export(model: Any, folder: Path) -> dict[str, torch.Tensor]:
     ("model_type", "settings"),
     [
         ("llama", TINY_LLAMA),
-        ("llama", {**TINY_LLAMA, "tie_word_embeddings": True}),
+        ("llama", TIED),
         ("gpt2", GPT2),
         ("qwen3_moe", EXPERTS),
     ],
@@ -113,7 +122,7 @@ def test_exported_model_gives_the_same_logits(
 
 def test_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
     # transformers #30202, safetensors #265: a head that is missing, random, or stored twice.
-    model = make("llama", {**TINY_LLAMA, "tie_word_embeddings": True})
+    model = make("llama", TIED)
     export(model, tmp_path / "final")
     stored = safetensors.torch.load_file(tmp_path / "final" / "model.safetensors")
     assert "lm_head.weight" not in stored
@@ -141,28 +150,72 @@ def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
 
 def test_weights_that_change_on_disk_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("llama", TINY_LLAMA)
-    save = transformers.PreTrainedModel.save_pretrained
+    check = scaling.model_folder.check_export
 
-    def damage(self: Any, folder: Path, **options: Any) -> None:
-        save(self, folder, **options)
-        path = Path(folder) / "model.safetensors"
-        content = bytearray(path.read_bytes())
-        content[-3] ^= 1
-        path.write_bytes(bytes(content))
+    def damage(folder: Path, *args: Any, **options: Any) -> None:
+        flip_bit(folder / "model.safetensors", at=-3)
+        check(folder, *args, **options)
 
-    monkeypatch.setattr(transformers.PreTrainedModel, "save_pretrained", damage)
+    monkeypatch.setattr(scaling.model_folder, "check_export", damage)
     with pytest.raises(ExportError, match=r"does not open as the model that was trained: different: "):
         export(model, tmp_path / "final")
     assert not (tmp_path / "final").exists()
+    assert list(tmp_path.glob(".final.*"))  # to be looked at
 
 
 def test_a_tensor_left_out_is_noticed(tmp_path: Path) -> None:
     model = make("llama", TINY_LLAMA)
-    state = gather_state(OneRank(model)) or {}
-    kept = {name: tensor for name, tensor in state.items() if "mlp.up_proj" not in name}
-    with pytest.raises(ExportError, match="missing_keys"):
-        export_model(model, kept, load_tokenizer("bytes"), folder=tmp_path / "final")
-    assert not (tmp_path / "final").exists()
+    tensors = [each for each in model.named_parameters() if "layers.1.mlp.up_proj" not in each[0]]
+    shell = shell_of(model.config, dtype=model.dtype)
+    with pytest.raises(ExportError, match=r"it has no model\.layers\.1\.mlp\.up_proj\.weight"):
+        export_tensors(tensors, shell, None, folder=tmp_path / "final")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("settings", [TINY_LLAMA, TIED, EXPERTS], ids=["llama", "llama-tied", "experts"])
+def test_files_end_at_the_size_that_was_asked_for_and_open_as_one_model(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    model = make("qwen3_moe" if settings is EXPERTS else "llama", settings)
+    export(model, tmp_path / "final", max_shard_bytes=20_000)
+    files = sorted((tmp_path / "final").glob("*.safetensors"))
+    assert len(files) > 3
+    largest = max(parameter.numel() * 4 for parameter in model.parameters())
+    assert all(path.stat().st_size < max(20_000, largest) + 4000 for path in files)
+    index = json.loads((tmp_path / "final" / "model.safetensors.index.json").read_text())
+    stored = {name: path.name for path in files for name in safetensors.torch.load_file(path)}
+    assert index["weight_map"] == stored
+    assert index["metadata"]["total_size"] == 4 * sum(parameter.numel() for parameter in model.parameters())
+    opened: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "final")
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in opened.state_dict().items())
+
+
+@pytest.mark.parametrize("settings", [TINY_LLAMA, TIED, GPT2, EXPERTS], ids=["llama", "llama-tied", "gpt2", "experts"])
+def test_files_are_those_of_save_pretrained(settings: dict[str, Any], tmp_path: Path) -> None:
+    kinds = {id(GPT2): "gpt2", id(EXPERTS): "qwen3_moe"}
+    model = make(kinds.get(id(settings), "llama"), settings)
+    export(model, tmp_path / "ours")
+    model.save_pretrained(tmp_path / "theirs")
+    ours, theirs = (safetensors.torch.load_file(tmp_path / each / "model.safetensors") for each in ("ours", "theirs"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+def test_weights_are_written_in_the_format_that_was_asked_for(tmp_path: Path) -> None:
+    model = make("llama", TINY_LLAMA)
+    export(model, tmp_path / "final", dtype=torch.bfloat16)
+    opened: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "final")
+    assert opened.dtype is torch.bfloat16
+    wanted = model.to(torch.bfloat16).state_dict()
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in opened.state_dict().items())
+
+
+def test_settings_of_generation_come_along(tmp_path: Path) -> None:
+    model = make("llama", TINY_LLAMA)
+    shell = shell_of(model.config, dtype=model.dtype, generation=transformers.GenerationConfig(max_new_tokens=77))
+    export_tensors(model.named_parameters(), shell, None, folder=tmp_path / "final")
+    opened: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "final")
+    assert opened.generation_config.max_new_tokens == 77
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
@@ -187,7 +240,12 @@ def test_a_disk_that_fills_up_is_told_and_leaves_nothing(tmp_path: Path) -> None
 
 
 def test_a_disk_that_fills_up_with_the_tokenizer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers.PreTrainedModel, "save_pretrained", lambda *args, **options: None)
-    with file_size_limit(2_000), pytest.raises(ExportError, match=r"too large .* free there\); free space or give"):
-        export(make("llama", TINY_LLAMA), tmp_path / "final")
+    def refuse(*args: Any, **options: Any) -> None:
+        raise Exception("No space left on device (os error 28)")  # as the library of tokenizers says it
+
+    model, tokenizer = make("llama", TINY_LLAMA), load_tokenizer("bytes")
+    monkeypatch.setattr(tokenizer, "save_pretrained", refuse)
+    shell = shell_of(model.config, dtype=model.dtype)
+    with pytest.raises(ExportError, match=r"No space left .* free there\); free space or give"):
+        export_tensors(model.named_parameters(), shell, tokenizer, folder=tmp_path / "final")
     assert list(tmp_path.iterdir()) == []

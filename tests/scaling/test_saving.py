@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+import scaling.saving
 from benchmarks.resume_pieces import largest_difference
 from scaling.train import main
 from scaling.watching.earlier import keep_until
@@ -84,6 +86,19 @@ def test_a_checkpoint_of_the_last_step_has_nothing_left(plan: Path, capfd: pytes
     assert train(plan, "run") == 0
     assert train(plan, "other", "--resume", checkpoint(plan, "run", STEPS)) == 2
     assert "has done step 4 of steps=4; give more --steps" in capfd.readouterr().err
+
+
+def test_space_for_a_checkpoint_is_asked_for_before_the_first_step(
+    plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    real = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(scaling.saving.shutil, "disk_usage", lambda _: real._replace(free=1000))
+    assert train(plan, "run") == 2
+    said = capfd.readouterr().err
+    # Three times 4 bytes a parameter (Rajbhandari et al. 2020, section 3.1, fp32), of a model of 37,024.
+    assert "a checkpoint needs 433.88 KiB, but" in said
+    assert "has 1000 B free; free space, give another --out" in said
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def test_metrics_of_steps_that_are_done_again_are_dropped(tmp_path: Path) -> None:

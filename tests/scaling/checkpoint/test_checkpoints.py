@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +16,13 @@ from safetensors import safe_open
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
-from scaling.checkpoint.errors import CheckpointError
+import scaling.checkpoint.retention
+from scaling.checkpoint.errors import CheckpointError, SaveFailed
 from scaling.checkpoint.manifest import MANIFEST_FILE, read_manifest
+from scaling.checkpoint.meeting import Meeting
 from scaling.checkpoint.names import find_checkpoints
 from scaling.checkpoint.reader import CheckpointReader
+from scaling.checkpoint.retention import prune
 from strategies.job import Precision
 from tests.scaling.checkpoint.alone import (
     FACTS,
@@ -254,7 +260,7 @@ def test_a_full_disk_leaves_the_earlier_one_and_the_run(tmp_path: Path) -> None:
     saved = checkpoints(tmp_path)
     saved.save(engine, state(1))
     train(engine, 1)
-    with file_size_limit(200), pytest.raises(CheckpointError, match=r"cannot write a checkpoint to .*File too large"):
+    with file_size_limit(200), pytest.raises(SaveFailed, match=r"cannot write a checkpoint to .*File too large"):
         saved.save(engine, state(2))
     assert os.listdir(tmp_path) == ["step-00000001"]
     train(engine, 1)
@@ -267,7 +273,7 @@ def test_space_is_asked_for_before_anything_is_written(tmp_path: Path, monkeypat
 
     real = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: real._replace(free=100))
-    with pytest.raises(CheckpointError, match=r"needs .* has 100 B free; nothing was written"):
+    with pytest.raises(SaveFailed, match=r"needs .* has 100 B free; nothing was written"):
         checkpoints(tmp_path).save(start_engine(), state(1))
     assert os.listdir(tmp_path) == []
 
@@ -276,6 +282,53 @@ def test_a_place_that_is_no_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"cannot write a checkpoint to .*Not a directory"):
         checkpoints(tmp_path / "file" / "in").save(start_engine(), state(1))
+
+
+@pytest.fixture
+def as_nobody() -> Iterator[Path]:
+    """A folder that this process may read and not write: root, who may write everywhere, is nobody for a while."""
+    folder = Path(tempfile.mkdtemp())
+    yield folder
+    os.seteuid(os.getuid())
+    folder.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+def test_a_read_only_folder_is_named_and_the_earlier_one_stays(as_nobody: Path) -> None:
+    folder, engine = as_nobody, start_engine()
+    saved = checkpoints(folder)
+    saved.save(engine, state(1))
+    folder.chmod(0o555)
+    if os.getuid() == 0:
+        os.seteuid(65534)
+    with pytest.raises(SaveFailed, match=r"cannot write a checkpoint to .*Permission denied.*another --out"):
+        saved.save(engine, state(2))
+    assert os.listdir(folder) == ["step-00000001"]
+    assert checkpoints(folder).load_latest(engine) == state(1)
+
+
+def test_what_cannot_be_removed_stays_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, saved = start_engine(), checkpoints(tmp_path, keep_last=0)
+    for step in (1, 2, 3):
+        saved.save(engine, state(step))
+
+    def refuse(path: Path) -> None:
+        if path.name == "step-00000001":
+            raise PermissionError(13, "Permission denied")
+        shutil.rmtree(path)
+
+    monkeypatch.setattr(scaling.checkpoint.retention, "remove_checkpoint", refuse)
+    pruned = prune(tmp_path, keep_last=1, keep_best=0)
+    assert [path.name for path in pruned.removed] == ["step-00000002"]
+    assert [path.name for path in pruned.refused] == ["step-00000001"]
+
+
+def test_an_error_of_the_system_on_one_rank_is_not_waited_for(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise OSError(5, "Input/output error")
+
+    with pytest.raises(CheckpointError, match=r"the operating system refuses: .*Input/output error"):
+        Meeting(timeout_s=60).on_main(refuse)
 
 
 def test_no_file_is_pickled(tmp_path: Path) -> None:

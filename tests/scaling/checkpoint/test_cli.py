@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from scaling.train import main
 from strategies.job import Precision
 from tests.scaling.checkpoint.alone import damaged
 from tests.scaling.decisions import TINY_LLAMA, plan_tiny
+from tests.scaling.launching import run_cli
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -91,6 +94,96 @@ def test_a_folder_without_checkpoints_is_said_to_be_one(tmp_path: Path) -> None:
     result = call("inspect", tmp_path)
     assert isinstance(result.exception, CheckpointError)
     assert "is no checkpoint and has none in it" in str(result.exception)
+
+
+def _binary(folder: Path) -> None:
+    (folder / "manifest.json").write_bytes(bytes(range(256)))
+
+
+def _deep(folder: Path) -> None:
+    (folder / "manifest.json").write_text("[" * 100_000)
+
+
+def _forged(manifest: object) -> Callable[[Path], None]:
+    """Return what writes a manifest with a checksum that is right."""
+
+    def write(folder: Path) -> None:
+        checksum = hashlib.sha256((json.dumps(manifest, indent=2) + "\n").encode()).hexdigest()
+        (folder / "manifest.json").write_text(json.dumps({"sha256": checksum, "manifest": manifest}))
+
+    return write
+
+
+def _of_unknown_format(folder: Path) -> None:
+    content = json.loads((folder / "manifest.json").read_text())["manifest"]
+    content["tensors"][0]["dtype"] = "float1"
+    _forged(content)(folder)
+
+
+def _loop(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+    (folder / "manifest.json").symlink_to(folder / "manifest.json")
+
+
+RUINED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no manifest": (lambda folder: (folder / "manifest.json").unlink(), "has no manifest.json"),
+    "a manifest of bytes": (_binary, "cannot read"),
+    "a manifest of brackets": (_deep, "cannot read"),
+    "a manifest that is a list": (_forged([]), "cannot read"),
+    "a manifest of another format": (_forged({"format": "x"}), "has format=x"),
+    "a manifest of little": (_forged({"format": 1}), "take another checkpoint"),
+    "a tensor of no format": (_of_unknown_format, "is in the format 'float1'"),
+    "a manifest that points at itself": (_loop, "has no manifest.json"),
+    "a folder for a file": (
+        lambda folder: ((folder / "plan.json").unlink(), (folder / "plan.json").mkdir()),  # type: ignore[dict-item, func-returns-value]
+        "plan.json has",
+    ),
+}
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+@pytest.mark.parametrize("name", RUINED)
+def test_what_is_wrong_with_a_checkpoint_is_a_line(run: Path, tmp_path: Path, name: str, command: str) -> None:
+    ruin, message = RUINED[name]
+    folder = shutil.copytree(run / "checkpoints" / "step-00000001", tmp_path / "step-00000001")
+    ruin(folder)
+    result = call(command, folder)
+    assert result.exit_code == 2, result.output
+    assert result.stdout.startswith(f"{folder}: cannot be gone on from: ")
+    assert message in result.stdout
+    assert isinstance(result.exception, SystemExit)
+    # The others in the same folder are told all the same.
+    shutil.copytree(run / "checkpoints" / "step-00000002", tmp_path / "step-00000002")
+    assert "step-00000002: step 2" in call(command, tmp_path).stdout
+
+
+NOT_CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
+    "nothing": lambda folder: folder / "absent",
+    "nothing with the name of one": lambda folder: folder / "step-00000009",
+    "a file": lambda folder: folder / "file",
+    "a link to itself": lambda folder: folder / "loop",
+    "an empty folder": lambda folder: folder,
+}
+
+
+@pytest.mark.parametrize("name", NOT_CHECKPOINTS)
+@pytest.mark.parametrize("command", ["inspect", "verify", "prune", "export"])
+def test_what_is_no_checkpoint_is_said_to_be_none(
+    tmp_path: Path, name: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    words = ["checkpoint", command, str(NOT_CHECKPOINTS[name](tmp_path))]
+    assert run_cli(monkeypatch, [*words, *(["--out", str(tmp_path / "out")] if command == "export" else [])]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert "is no checkpoint and has none in it" in said
+
+
+def test_prune_of_one_checkpoint_is_refused(run: Path) -> None:
+    result = call("prune", run / "checkpoints" / "step-00000002")
+    assert f"prune chooses among several; give {run / 'checkpoints'}" in str(result.exception)
+    assert len(list((run / "checkpoints").iterdir())) == 3
 
 
 def test_prune_keeps_the_last_and_the_best(run: Path) -> None:  # the last test: it removes
