@@ -11,7 +11,7 @@ import keras
 import torch
 
 from scaling.errors import ModelError
-from scaling.export import export_model
+from scaling.export import export_tensors, shell_of
 from scaling.models import auto_class, build_config
 from scaling.tensorflow.decoder import Decoder
 
@@ -120,10 +120,6 @@ def save_hugging_face(model: Decoder, folder: Path, *, tokenizer: Any = None) ->
     Raises:
         ExportError: the folder exists, cannot be written, or does not open as what was trained.
     """
-    config = build_config(model.resolved)
-    with torch.device("meta"):  # its class knows how its weights are written; it needs none of its own for that
-        outline = auto_class(config).from_config(config, dtype=torch.float32)
-    state = {name: torch.from_numpy(variable.numpy()) for name, variable in parameters_by_name(model).items()}
-    tied = outline.state_dict().keys() - state.keys()
-    first = next(iter(state.values()))
-    export_model(outline, state | dict.fromkeys(tied, first), tokenizer, folder=folder)
+    shell = shell_of(build_config(model.resolved), dtype=torch.float32)
+    tensors = ((name, torch.from_numpy(variable.numpy())) for name, variable in parameters_by_name(model).items())
+    export_tensors(tensors, shell, tokenizer, folder=folder)
