@@ -1,4 +1,4 @@
-"""Leave one known line out of what C++ code writes to stderr, where no filter of Python's warnings sees it."""
+"""Leave known lines out of what C++ code writes to stderr, where no filter of Python's warnings sees it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ STDERR = 2
 
 
 @contextmanager
-def without_line(text: str) -> Iterator[None]:
-    """Hold back what this process writes to stderr inside; all but lines with ``text`` is written at the end.
+def without_line(*texts: str) -> Iterator[None]:
+    """Hold back what this process writes to stderr inside; all but lines with one of ``texts`` is written at the end.
 
     For a moment in which nothing waits for other processes: a process that is killed inside takes its lines with it.
     """
@@ -29,6 +29,6 @@ def without_line(text: str) -> Iterator[None]:
             os.dup2(stderr, STDERR)
             held.seek(0)
             for line in held:
-                if text.encode() not in line:
+                if not any(text.encode() in line for text in texts):
                     os.write(stderr, line)
             os.close(stderr)

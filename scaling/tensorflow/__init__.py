@@ -5,15 +5,24 @@ An extra: nothing else of the package needs TensorFlow. This is the only place t
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 
+from scaling.engines.quiet import without_line
 from scaling.errors import EngineError
 from scaling.tensorflow_extra import require_tensorflow
 
+START_LINES = (
+    "All log messages before absl::InitializeLog() is called",
+    "oneDNN custom operations are on",
+    "Could not find cuda drivers",
+)
+"""What TensorFlow 2.21 writes whenever it is imported, whatever TF_CPP_MIN_LOG_LEVEL is."""
 
-def _prepare_import() -> None:
-    """Settle what TensorFlow and Keras read from the environment once, when they are imported.
+
+def _import() -> None:
+    """Import TensorFlow and Keras, with what they read from the environment settled.
 
     Raises:
         EngineError: TensorFlow is not installed, or Keras already runs on something else in this process.
@@ -26,10 +35,12 @@ def _prepare_import() -> None:
         )
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else it says at every start what instructions the CPU has
+    with without_line(*START_LINES):
+        importlib.import_module("keras")
 
 
 try:
-    _prepare_import()
+    _import()
 except EngineError as error:
     if sys.argv[0] != "-m":  # which stands there while Python looks for the module that `python -m` is to run
         raise
