@@ -3,35 +3,57 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
-NORM_PIECE = 2**20
-"""Elements that are widened to fp64 at a time on a CPU, where the kernel copies its input; CUDA widens as it reads."""
+NORM_PIECE = 2**18
+"""Elements of a gradient whose rows are summed at a time on a CPU: two thousand numbers are held for it."""
+NORM_ROW = 128
+"""Elements that a CPU sums in fp32 before it goes on in fp64: five times as fast as fp64, 4e-10 off (bf16: 7e-9)."""
 
 
 def global_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     """Return the 2-norm over all tensors, summed in fp64, as fp32.
 
-    DeepSpeed sums in fp64 too. In fp32 torch 2.13 on a CPU is off by 1e-5 for a million elements, 4e-4 for ten million.
+    DeepSpeed sums in fp64 too. In fp32 torch 2.13 on a CPU is off by 1e-5 for a million elements, 4e-4 for ten million;
+    short rows in fp32, then fp64, are not. CUDA's kernel widens as it reads.
     """
     return norm_in_fp64(gradients).float()
 
 
 def norm_in_fp64(gradients: list[torch.Tensor]) -> torch.Tensor:
     """Return the 2-norm over all tensors of this rank, as fp64; empty ones count nothing."""
-    norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in _norm_pieces(gradients)]
-    total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    total = _joined(_piece_norm(piece) for piece in _norm_pieces(gradients))
+    if total.device.type == "cpu" and not math.isfinite(total):
+        # The squares of elements above 1e19 leave the range of fp32, but not that of fp64.
+        total = _joined(torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients)
+    return total
+
+
+def _joined(norms: Iterable[torch.Tensor]) -> torch.Tensor:
+    total: torch.Tensor = torch.linalg.vector_norm(torch.stack(list(norms)))
     return total
 
 
 def _norm_pieces(gradients: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield what is summed at a time: on a CPU as many rows as fit into a piece, and what a gradient has beside."""
     for gradient in gradients:
-        if gradient.device.type == "cpu":
-            yield from torch.split(gradient.flatten(), NORM_PIECE)
-        else:
+        if gradient.device.type != "cpu":
             yield gradient
+            continue
+        flat = gradient.flatten()
+        in_rows = flat.numel() - flat.numel() % NORM_ROW
+        if in_rows:
+            yield from torch.split(flat[:in_rows].view(-1, NORM_ROW), NORM_PIECE // NORM_ROW)
+        yield flat[in_rows:]
+
+
+def _piece_norm(piece: torch.Tensor) -> torch.Tensor:
+    if piece.device.type == "cpu" and piece.dim() == 2:
+        piece = torch.linalg.vector_norm(piece, dim=1, dtype=torch.float32)
+    norm: torch.Tensor = torch.linalg.vector_norm(piece, dtype=torch.float64)
+    return norm
 
 
 def is_finite(norm: torch.Tensor) -> bool:

@@ -95,6 +95,10 @@ def test_global_norm_is_that_of_fp64_for_any_cut_into_pieces(dtype: torch.dtype)
         assert not is_finite(global_norm([*gradients, torch.tensor([1.0, bad], dtype=dtype)]))
 
 
+def test_the_norm_of_elements_whose_squares_leave_fp32_is_finite() -> None:
+    assert float(norm_in_fp64([torch.full((4096,), 1e25)])) == pytest.approx(64e25)
+
+
 def test_global_norm_does_not_lose_digits_on_large_tensors() -> None:
     # Ten million equal numbers: the norm is their size times the root of their number, 1e-3 * sqrt(1e7).
     gradients = [torch.full((5_000_000,), 1e-3), torch.full((5000, 1000), 1e-3)]
