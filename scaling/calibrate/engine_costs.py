@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from scaling.engines.build import build_engine
 from scaling.engines.optimizer import OptimizerSettings
 from scaling.loop import train_step
 from scaling.meter import NoMeter
+from strategies.decision import Decision
 from strategies.emit.deepspeed import STAGES
 from strategies.plan import PYTORCH_STRATEGIES, ActivationCheckpointing, StrategyName
 from strategies.time.calibrated import num_tensors, num_units
@@ -32,6 +33,8 @@ MICRO_BATCHES = 4
 LEARNING_RATE = 1e-5
 SECONDS = tuple(field.name for field in fields(EngineCost) if "_s" in field.name and field.type == "float")
 """Names of what an engine costs."""
+REPEATS = 3
+"""Of a step, apart in time; the fastest counts."""
 TURNS = 16
 """Of `split`: each leaves about a tenth of the error of the one before; exact to the digits of a float."""
 Triple = tuple[float, ...]
@@ -49,6 +52,10 @@ class Kind:
     syncs_each_batch: bool = True
 
 
+REDUCED_ONCE = Kind(strategy=StrategyName.FSDP2, syncs_each_batch=False)
+"""FSDP2 that reduces gradients once a step, as accelerate runs it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
     """Seconds under an engine, the model's own included."""
@@ -59,8 +66,21 @@ class StepCost:
 
 def engine_costs(watch: Stopwatch, bare: BareModel) -> tuple[EngineCost, ...]:
     """Return the costs of every engine that is installed, with each kind of activation checkpointing."""
-    found = [cost for kind in _kinds() for cost in _costs(watch, kind, bare)]
-    return (*found, *_reduced_once(watch, bare, found))
+    kinds, none = tuple(_kinds()), ActivationCheckpointing.NONE
+    each_batch = [kind for kind in kinds if kind.syncs_each_batch]
+    thin = {
+        checkpointing: _step_costs(watch, THIN, kinds if checkpointing is none else each_batch, checkpointing)
+        for checkpointing in ActivationCheckpointing
+    }
+    # A block of FSDP2 costs milliseconds: what is left beside its blocks is smaller than what two runs differ by.
+    not_all_blocks = [kind for kind in kinds if kind.strategy is not StrategyName.FSDP2]
+    deep = _step_costs(watch, DEEP, not_all_blocks, none)
+    wide = _step_costs(watch, WIDE, kinds, none, seq_len=WIDE_TOKENS)
+    plain = {
+        kind: _plain_cost(kind, bare, thin=thin[none][kind], deep=deep.get(kind), wide=wide[kind]) for kind in kinds
+    }
+    found = [cost for kind in each_batch for cost in _with_checkpointing(plain[kind], kind, bare, thin)]
+    return (*found, *_reduced_once(plain, found))
 
 
 def _kinds() -> Iterator[Kind]:
@@ -71,19 +91,19 @@ def _kinds() -> Iterator[Kind]:
         if has_deepspeed or strategy not in STAGES:
             yield Kind(strategy=strategy)
     yield Kind(strategy=StrategyName.FSDP2, reshards=False)
+    yield REDUCED_ONCE
 
 
-def _costs(watch: Stopwatch, kind: Kind, bare: BareModel) -> Iterator[EngineCost]:
-    none = ActivationCheckpointing.NONE
-    thin = {
-        checkpointing: _step_cost(watch, THIN, kind, checkpointing, repeats=4)
-        for checkpointing in ActivationCheckpointing
-    }
-    plain = _plain_cost(watch, kind, bare, thin[none])
+def _with_checkpointing(
+    plain: EngineCost, kind: Kind, bare: BareModel, thin: Mapping[ActivationCheckpointing, Mapping[Kind, StepCost]]
+) -> Iterator[EngineCost]:
+    """Yield the engine's costs with each kind of activation checkpointing."""
     units = num_units(spec_of(THIN), kind.strategy)
-    for checkpointing, cost in thin.items():
+    none = ActivationCheckpointing.NONE
+    without = thin[none][kind].micro_batch_s - bare.thin[none]
+    for checkpointing, costs in thin.items():
         # A block that is computed again meets the engine's hooks again.
-        more = (cost.micro_batch_s - bare.thin[checkpointing]) - (thin[none].micro_batch_s - bare.thin[none])
+        more = (costs[kind].micro_batch_s - bare.thin[checkpointing]) - without
         yield replace(
             plain,
             activation_checkpointing=checkpointing,
@@ -91,30 +111,21 @@ def _costs(watch: Stopwatch, kind: Kind, bare: BareModel) -> Iterator[EngineCost
         )
 
 
-def _reduced_once(watch: Stopwatch, bare: BareModel, found: Sequence[EngineCost]) -> Iterator[EngineCost]:
+def _reduced_once(plain: Mapping[Kind, EngineCost], found: Sequence[EngineCost]) -> Iterator[EngineCost]:
     """Yield FSDP2's costs where gradients are reduced once a step: what one such engine differs in, for all of them."""
-    kind = Kind(strategy=StrategyName.FSDP2, syncs_each_batch=False)
-    once = _plain_cost(watch, kind, bare, _step_cost(watch, THIN, kind, ActivationCheckpointing.NONE, repeats=4))
-    of_fsdp2 = [each for each in found if each.strategy is StrategyName.FSDP2]
-    each_batch = next(
-        each
-        for each in of_fsdp2
-        if each.reshard_after_forward and each.activation_checkpointing is ActivationCheckpointing.NONE
-    )
-    for cost in of_fsdp2:
-        changed = {
-            name: max(0.0, getattr(cost, name) + getattr(once, name) - getattr(each_batch, name)) for name in SECONDS
-        }
-        yield replace(cost, sync_each_batch=False, **changed)
+    once, each_batch = plain[REDUCED_ONCE], plain[Kind(strategy=StrategyName.FSDP2)]
+    for cost in found:
+        if cost.strategy is StrategyName.FSDP2:
+            changed = {
+                name: max(0.0, getattr(cost, name) + getattr(once, name) - getattr(each_batch, name))
+                for name in SECONDS
+            }
+            yield replace(cost, sync_each_batch=False, **changed)
 
 
-def _plain_cost(watch: Stopwatch, kind: Kind, bare: BareModel, thin: StepCost) -> EngineCost:
-    """Return the engine's costs without activation checkpointing; ``thin`` is what the thin model costs."""
+def _plain_cost(kind: Kind, bare: BareModel, *, thin: StepCost, deep: StepCost | None, wide: StepCost) -> EngineCost:
+    """Return the engine's costs without activation checkpointing, from what the three models cost under it."""
     none = ActivationCheckpointing.NONE
-    # A block of FSDP2 costs milliseconds: what is left beside its blocks is smaller than what two runs differ by.
-    is_all_blocks = kind.strategy is StrategyName.FSDP2
-    deep = None if is_all_blocks else _step_cost(watch, DEEP, kind, none, repeats=3)
-    wide = _step_cost(watch, WIDE, kind, none, repeats=3, seq_len=WIDE_TOKENS)
     specs = [spec_of(config) for config in (THIN, DEEP, WIDE)]
     num_params = tuple(spec.num_params for spec in specs)
     micro = split(
@@ -174,46 +185,70 @@ def split(seconds: tuple[float, float | None, float], *, parts: Triple, num_para
     return Split(fixed_s=fixed_s, s_per_part=s_per_part, s_per_param=s_per_param)
 
 
-def _step_cost(
+def _step_costs(
     watch: Stopwatch,
     config: dict[str, Any],
-    kind: Kind,
+    kinds: Sequence[Kind],
     checkpointing: ActivationCheckpointing,
     *,
-    repeats: int,
     seq_len: int = FEW_TOKENS,
-) -> StepCost:
-    """Return the cost of a micro batch and of a step: what changes with the micro batches of a step, and what does not.
+) -> dict[Kind, StepCost]:
+    """Return under each engine what a micro batch costs, which every further one of a step does, and what a step costs.
 
-    Steps of both lengths take turns, so that a disturbance does not hit one of them alone.
+    Engines, and steps of both lengths, take turns: what disturbs the machine for seconds then makes all of them
+    slower, and not one engine alone.
     """
-    decision = decision_for(
-        config,
-        num_ranks=watch.num_ranks,
-        strategy=kind.strategy,
-        checkpointing=checkpointing,
-        reshards=kind.reshards,
-        syncs_each_batch=kind.syncs_each_batch,
-        seq_len=seq_len,
-        steps=MICRO_BATCHES,
-    )
+    shared = Shared(config=config, checkpointing=checkpointing, num_ranks=watch.num_ranks, seq_len=seq_len)
+    engines = {kind: _engine(watch, kind, shared) for kind in kinds}
+    batch = causal_batch(random_ids(shared.decision(Kind(strategy=StrategyName.DDP)), config))
+    short, long = dict.fromkeys(kinds, float("inf")), dict.fromkeys(kinds, float("inf"))
+    try:
+        for turn in range(watch.repeats(REPEATS)):
+            for kind, engine in engines.items():
+                # States appear in the first two steps of an engine; later one step brings the engine into the caches.
+                warm_up = 2 if turn == 0 else 1
+                short[kind] = min(short[kind], _seconds(watch, engine, [batch], warm_up=warm_up))
+                long[kind] = min(long[kind], _seconds(watch, engine, [batch] * MICRO_BATCHES))
+    finally:
+        for engine in engines.values():
+            engine.close()
+    return {kind: step_cost(short[kind], long[kind]) for kind in kinds}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What the engines of one comparison have in common."""
+
+    config: dict[str, Any]
+    checkpointing: ActivationCheckpointing
+    num_ranks: int
+    seq_len: int
+
+    def decision(self, kind: Kind) -> Decision:
+        """Return how the model is trained under an engine."""
+        return decision_for(
+            self.config,
+            num_ranks=self.num_ranks,
+            strategy=kind.strategy,
+            checkpointing=self.checkpointing,
+            reshards=kind.reshards,
+            syncs_each_batch=kind.syncs_each_batch,
+            seq_len=self.seq_len,
+            steps=MICRO_BATCHES,
+        )
+
+
+def _engine(watch: Stopwatch, kind: Kind, shared: Shared) -> Engine:
+    decision = shared.decision(kind)
     engine = build_engine(
-        reference_model(config, decision),
+        reference_model(shared.config, decision),
         decision=decision,
         settings=OptimizerSettings(weight_decay=0.1),
         device=watch.device,
         meter=NoMeter(),
     )
     engine.set_learning_rate(LEARNING_RATE)
-    batch = causal_batch(random_ids(decision, config))
-    try:
-        short = long = float("inf")
-        for turn in range(watch.repeats(repeats)):
-            short = min(short, _seconds(watch, engine, [batch], is_first=turn == 0))
-            long = min(long, _seconds(watch, engine, [batch] * MICRO_BATCHES, is_first=False))
-    finally:
-        engine.close()
-    return step_cost(short, long)
+    return engine
 
 
 def step_cost(short: float, long: float) -> StepCost:
@@ -230,6 +265,6 @@ def step_cost(short: float, long: float) -> StepCost:
     return StepCost(micro_batch_s=micro, step_s=short - micro)
 
 
-def _seconds(watch: Stopwatch, engine: Engine, batches: list[Any], *, is_first: bool) -> float:
-    """Return the seconds of a step; states appear in the first two of an engine, which do not count."""
-    return watch.seconds(lambda: train_step(engine, batches), repeats=1, warm_up=2 if is_first else 0)
+def _seconds(watch: Stopwatch, engine: Engine, batches: list[Any], *, warm_up: int = 0) -> float:
+    """Return the seconds of one step, after ``warm_up`` more that do not count."""
+    return watch.seconds(lambda: train_step(engine, batches), repeats=1, warm_up=warm_up)
