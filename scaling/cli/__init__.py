@@ -12,6 +12,7 @@ from scaling.cli.calibrate import calibrate
 from scaling.cli.compare_frameworks import compare_frameworks
 from scaling.cli.curves import curves
 from scaling.cli.estimate import estimate
+from scaling.cli.explain import explain
 from scaling.cli.measure import measure
 from scaling.cli.parity import parity
 from scaling.cli.plan import plan
@@ -30,6 +31,7 @@ app.command()(measure)
 app.command()(parity)
 app.command()(calibrate)
 app.command()(curves)
+app.command()(explain)
 app.command()(compare_frameworks)
 app.add_typer(checkpoint.app, name="checkpoint")
 

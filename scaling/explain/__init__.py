@@ -1,0 +1,1 @@
+"""What launcher configuration files of others mean: read, resolved, corrected, translated. Imports no framework."""

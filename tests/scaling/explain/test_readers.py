@@ -1,0 +1,152 @@
+"""The installed DeepSpeed, accelerate and transformers as the authority."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.explain_configs import REFERENCE, explained, manifest
+from scaling.explain.explanation import Asked, explain
+from scaling.explain.findings import Severity, Topic
+from scaling.explain.fixing import fixed_files, write_fixed
+from scaling.explain.generate import TABLES
+from scaling.explain.key_table import shipped_table
+from scaling.explain.sources import FileKind, load_sources
+from strategies.emit.files import write_plan
+from tests.scaling.decisions import toy_decision
+from tests.scaling.explain.cases import errors, of_deepspeed
+from tests.scaling.explain.readers import as_handed_over, refused_by_accelerate, refused_by_deepspeed
+
+pytestmark = pytest.mark.deepspeed
+
+DEEPSPEED = [row for row in manifest() if row["file"].startswith("deepspeed/") and row["status"] != "invalid-json"]
+ACCELERATE = [row for row in manifest() if row["file"].startswith("accelerate/")]
+NOT_READ_YET = (Topic.CONTRADICTION, Topic.WILL_FAIL, Topic.WRONG_TYPE)
+"""What shows only once the engine is built: offloading at the wrong stage, the optimizer under ZeRO."""
+
+
+@pytest.mark.parametrize("package", TABLES)
+def test_key_table_matches_the_installed_package(package: str) -> None:
+    shipped = json.loads((resources.files("scaling.explain") / "tables" / f"{package}.json").read_text())
+    assert json.loads(json.dumps(TABLES[package]())) == shipped
+
+
+@pytest.mark.parametrize("row", DEEPSPEED, ids=lambda row: row["file"])
+def test_what_deepspeed_refuses_is_an_error(row: dict[str, str]) -> None:
+    found = explained(row)
+    own = next((each.world_size for each in found.findings if each.topic is Topic.ONE_WORLD), None)
+    refused = refused_by_deepspeed(as_handed_over(found), ranks=found.world_size or own or 1)
+    told = errors(found)
+    if refused:
+        assert told, refused
+    if not refused:
+        assert [each for each in told if each.topic not in NOT_READ_YET] == []
+
+
+@pytest.mark.parametrize("row", ACCELERATE, ids=lambda row: row["file"])
+def test_what_accelerate_refuses_is_an_error(row: dict[str, str]) -> None:
+    refused = refused_by_accelerate(REFERENCE / row["file"])
+    told = errors(explained(row))
+    assert bool(refused) == bool(told), (refused, told)
+
+
+POOL: list[Any] = [
+    None, True, False, 0, 1, -1, 2, 3, 5, 0.5, 1.5, 1e12, "true", "No", "3", "1e5", "cpu", "CPU", "nvme", "none", "x",
+    "", [], {}, [1], "fp16", "bf16",
+]  # fmt: skip
+STRICT = sorted(
+    path
+    for path, key in shipped_table("deepspeed").keys.items()
+    if key.block in ("zero_optimization", "fp16", "bf16", "tensorboard", "wandb", "csv_monitor", "compile")
+    and key.deprecated_for is None
+)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(path=st.sampled_from(STRICT), value=st.sampled_from(POOL))
+def test_a_value_is_refused_as_pydantic_refuses_it(path: str, value: Any) -> None:
+    block, _, name = path.partition(".")
+    tree = {"train_micro_batch_size_per_gpu": 1, block: {name: value}}
+    refused = refused_by_deepspeed(tree)
+    told = [each for each in errors(of_deepspeed(tree, world_size=1)) if each.topic not in (Topic.WILL_FAIL,)]
+    if refused:
+        assert told, (tree, refused)
+    else:
+        assert [each for each in told if each.topic is not Topic.CONTRADICTION] == [], tree
+
+
+@pytest.mark.parametrize("row", [*DEEPSPEED, *ACCELERATE], ids=lambda row: row["file"])
+def test_corrected_file_is_taken_and_needs_no_more_correction(row: dict[str, str], tmp_path: Path) -> None:
+    asked = Asked(world_size=None if row["file"].startswith("accelerate/") else 1)
+    found = explain(load_sources([str(REFERENCE / row["file"])]), asked)
+    written = fixed_files(found, asked, folder=tmp_path)
+    write_fixed(written, overwrite=False)
+    paths = [each.path for each in written if each.original] or [REFERENCE / row["file"]]
+    again = explain(load_sources([str(path) for path in paths]), asked)
+    assert [each for each in again.findings if each.severity is Severity.ERROR] == []
+    assert fixed_files(again, asked, folder=tmp_path) == []
+    if row["file"].startswith("accelerate/"):
+        assert refused_by_accelerate(paths[0]) is None
+    else:
+        assert refused_by_deepspeed(as_handed_over(again)) is None
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
+def test_files_of_a_plan_have_no_mistake_and_stay_as_they_are(strategy: str, tmp_path: Path) -> None:
+    write_plan(toy_decision(strategy, world_size=4, accumulation=2), folder=tmp_path)
+    asked = Asked()
+    found = explain(load_sources([str(tmp_path / "accelerate.yaml")]), asked)
+    assert [each for each in found.findings if each.severity is not Severity.NOTE] == []
+    assert fixed_files(found, asked, folder=tmp_path) == []
+    assert refused_by_accelerate(tmp_path / "accelerate.yaml") is None
+    if strategy != "ddp":
+        assert found.sources.of(FileKind.DEEPSPEED) is not None
+        alone = explain(load_sources([str(tmp_path / "deepspeed.json")]), Asked(world_size=4))
+        assert alone.deepspeed == json.loads((tmp_path / "deepspeed.json").read_text())
+        assert refused_by_deepspeed(alone.deepspeed or {}, ranks=4) is None
+
+
+def test_lost_nvme_path_reaches_deepspeed_in_the_corrected_files(tmp_path: Path) -> None:
+    """accelerate 1.15 loses it from the YAML: its plugin says "none"."""
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        "distributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 2\ndeepspeed_config:\n  zero_stage: 3\n"
+        "  offload_optimizer_device: nvme\n  offload_optimizer_nvme_path: /local_nvme\n  zero3_init_flag: true\n"
+    )
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    from tests.scaling.explain.readers import _plugin_of
+
+    lost = _plugin_of(load_config_from_file(str(path))).deepspeed_config["zero_optimization"]["offload_optimizer"]
+    assert lost["nvme_path"] == "none"
+    found = explain(load_sources([str(path)]), Asked())
+    write_fixed(fixed_files(found, Asked(), folder=tmp_path / "out"), overwrite=False)
+    plugin = _plugin_of(load_config_from_file(str(tmp_path / "out" / "a.yaml")))
+    assert plugin.deepspeed_config["zero_optimization"]["offload_optimizer"]["nvme_path"] == "/local_nvme"
+    assert plugin.deepspeed_config["bf16"]["enabled"] is True
+
+
+def test_scheduler_parameters_match_the_installed_deepspeed() -> None:
+    import inspect
+
+    from deepspeed.runtime import lr_schedules
+
+    from scaling.explain.deepspeed_parts_rules import SCHEDULERS
+
+    for name in lr_schedules.VALID_LR_SCHEDULES:
+        known = set(inspect.signature(getattr(lr_schedules, name)).parameters) - {"optimizer"}
+        assert set(SCHEDULERS[name]) == known
+
+
+def test_former_training_arguments_are_unknown_to_the_installed_transformers() -> None:
+    from scaling.explain.history import TRAINER_REMOVED, TRAINER_RENAMED
+
+    known = set(shipped_table("transformers").keys)
+    assert not (set(TRAINER_RENAMED) | set(TRAINER_REMOVED)) & known
+    assert set(TRAINER_RENAMED.values()) <= known
