@@ -74,11 +74,12 @@ def _one_at_a_time(causes: CauseBytes, spec: ModelSpec) -> tuple[BlockState, ...
 def _step(spec: ModelSpec, *, is_reduced: bool, on_cpu: bool, accumulates: bool) -> CauseBytes:
     """Return what the reduction and the update hold at most.
 
-    On GPUs all gradients are concatenated into one tensor for NCCL, and cut into pieces again behind it.
+    All gradients are copied into one flat tensor, which is summed over the replicas and cut into gradients again.
+    Source: tensorflow 2.21, distribute/cross_device_utils.py, CollectiveReplicaLauncher.batch_all_reduce, with the
+    default of ``bytes_per_pack``, which makes one pack; NcclAllReduce(num_packs=1) does the same.
     """
     whole = FP32_BYTES * spec.num_params
     update = CauseBytes(step_temporaries=STEP_COPIES * FP32_BYTES * largest_tensor_params(spec))
-    gradients = CauseBytes(gradients=0 if accumulates else whole)
     if not is_reduced:
-        return gradients + update
-    return gradients + CauseBytes(communication_buckets=whole) + update
+        return CauseBytes(gradients=0 if accumulates else whole) + update
+    return CauseBytes(gradients=whole, communication_buckets=whole) + update

@@ -32,13 +32,13 @@ def compare_frameworks(
     from scaling.frameworks.compare import compare_frameworks as compare
     from scaling.frameworks.picture import plot_comparison
     from scaling.frameworks.table import lines
+    from scaling.plan_file import read_plan
     from scaling.ranks import results_only_on_stdout
-    from strategies.decision import Decision
-    from strategies.serialize import read_json, to_json
+    from strategies.serialize import to_json
 
     out = out.expanduser()
     with results_only_on_stdout() as results:
-        comparison = compare(read_json(Decision, plan), steps=steps, settings=set_ or [], out=out)
+        comparison = compare(read_plan(plan), steps=steps, settings=set_ or [], out=out)
         result, picture = out / "comparison.json", plot or out / "comparison.png"
         with writing(result):
             result.write_text(to_json(comparison))

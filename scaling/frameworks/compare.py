@@ -8,9 +8,10 @@ import os
 import platform
 import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from scaling.errors import ConfigError
 from scaling.frameworks.prepare import plans_of_both, write_first_weights
@@ -19,10 +20,12 @@ from scaling.frameworks.result import FrameworkComparison, FrameworkRun
 from scaling.run_folder import METRICS_FILE
 from strategies.decision import Decision
 from strategies.emit.commands import TENSORFLOW_MODULE, TRAIN_MODULE
-from strategies.emit.files import write_plan
+from strategies.emit.files import PLAN_FILE, write_plan
 from strategies.plan import Framework
 
 WARM_UP_STEPS = 3
+METERED_STEPS = 2
+"""Optimizer states appear in the first: the second is the steady state."""
 PACKAGES = ("memory-scaling", "torch", "transformers", "tensorflow", "keras", "numpy")
 
 
@@ -64,18 +67,25 @@ def compare_frameworks(
 
 def _run(decision: Decision, *, steps: int, settings: Sequence[str], folder: Path) -> FrameworkRun:
     framework = decision.plan.strategy.framework
-    plan_folder, out = folder / f"{framework}-plan", folder / framework.value
-    write_plan(decision, folder=plan_folder)
+    plan, out = folder / f"{framework}-plan", folder / framework.value
+    write_plan(decision, folder=plan)
     command = [
         *_launcher(decision),
-        *("--plan", str(plan_folder / "plan.json")),
-        *("--out", str(out), "--steps", str(steps), "--init", "pretrained"),
-        # Metering follows every operator of PyTorch on a CPU, which slows it.
-        *("--measure-steps", "0", "--dry-run", "never"),
+        *("--plan", str(plan / PLAN_FILE), "--init", "pretrained", "--dry-run", "never"),
         *(word for setting in settings for word in ("--set", setting)),
     ]
-    watched = run_watched(command, out=out, log=folder / f"{framework}.log")
-    return _told(decision, watched, command=command, metrics=out / METRICS_FILE)
+    # Metering follows every operator of PyTorch on a CPU, which slows it.
+    timed = [*command, "--out", str(out), "--steps", str(steps), "--measure-steps", "0"]
+    watched = run_watched(timed, out=out, log=folder / f"{framework}.log")
+    lines = _steps(out)
+    if framework is Framework.PYTORCH and decision.cluster.gpu.is_cpu:
+        metered = folder / f"{framework}-metered"
+        short = ["--out", str(metered), "--steps", str(METERED_STEPS), "--measure-steps", str(METERED_STEPS)]
+        run_watched([*command, *short], out=metered, log=folder / f"{framework}-metered.log")
+        peak = _steps(metered)[-1]["peak_allocated_bytes"]
+    else:
+        peak = lines[-1]["peak_allocated_bytes"]
+    return _told(decision, watched, command=timed, steps=lines, peak_device_bytes=peak)
 
 
 def _launcher(decision: Decision) -> list[str]:
@@ -87,9 +97,20 @@ def _launcher(decision: Decision) -> list[str]:
     return [*torchrun, "--nproc_per_node", str(decision.cluster.gpus), "-m", TRAIN_MODULE]
 
 
-def _told(decision: Decision, watched: Watched, *, command: Sequence[str], metrics: Path) -> FrameworkRun:
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    steps = [line for line in lines if "loss" in line]
+def _steps(out: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl that are about optimizer steps."""
+    lines = [json.loads(line) for line in (out / METRICS_FILE).read_text().splitlines()]
+    return [line for line in lines if "loss" in line]
+
+
+def _told(
+    decision: Decision,
+    watched: Watched,
+    *,
+    command: Sequence[str],
+    steps: Sequence[Mapping[str, Any]],
+    peak_device_bytes: int | None,
+) -> FrameworkRun:
     times = tuple(step["step_time_s"] for step in steps)
     typical = statistics.median(times[WARM_UP_STEPS:])
     assert watched.first_step_s is not None, "a run that ended well has done a step"
@@ -106,7 +127,7 @@ def _told(decision: Decision, watched: Watched, *, command: Sequence[str], metri
         compile_s=max(0.0, times[0] - typical),
         whole_s=watched.end_s - watched.start_s,
         predicted_peak_bytes=decision.estimate.peak_allocated_bytes,
-        peak_device_bytes=steps[-1]["peak_allocated_bytes"],
+        peak_device_bytes=peak_device_bytes,
         peak_resident_bytes=sum(watched.peaks.values()),
         num_processes=len(watched.peaks),
     )

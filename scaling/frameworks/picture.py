@@ -36,9 +36,10 @@ def plot_comparison(comparison: FrameworkComparison, *, path: Path) -> None:
     losses.legend(frameon=False)
     speed.set(title=f"tokens/s, after {comparison.warm_up_steps} steps", xlabel="optimizer steps", ylim=(0, None))
     _bars(times, comparison, {"start-up": "start_up_s", "compile": "compile_s"}, title="seconds before training runs")
-    sizes = {"predicted, a device": "predicted_peak_bytes", "resident, all processes": "peak_resident_bytes"}
+    sizes = {"predicted,\na device": "predicted_peak_bytes"}
     if all(run.peak_device_bytes is not None for run in comparison.runs):
-        sizes["measured, a GPU"] = "peak_device_bytes"
+        sizes["measured,\na device"] = "peak_device_bytes"
+    sizes["resident,\nall processes"] = "peak_resident_bytes"
     _bars(memory, comparison, sizes, title="peak memory, MiB", unit=MIB)
     cluster = comparison.cluster
     figure.suptitle(f"{comparison.model} on {cluster.gpus} x {cluster.gpu.name}, the same steps in both frameworks")

@@ -34,8 +34,9 @@ class FrameworkRun:
     predicted_peak_bytes: int
     """Live tensors on the fullest device, from the plan's closed forms."""
     peak_device_bytes: int | None
-    """On GPUs: live tensors of the fullest device, counted by the framework's allocator (torch's
-    ``max_memory_allocated``, TensorFlow's ``get_memory_info``). None on CPUs."""
+    """Live tensors of the fullest device, as torch's ``max_memory_allocated`` and TensorFlow's ``get_memory_info`` have
+    them. On CPUs PyTorch's are followed by the storage meter in two steps of a run of its own, since that slows it, and
+    TensorFlow's are an even share of what its allocator holds for all replicas. None where nothing counted."""
     peak_resident_bytes: int
     """Highest resident set of every process that trains (VmHWM), summed: libraries, graphs and data are in it, and what
     processes share counts in each."""

@@ -37,7 +37,7 @@ def _rows(runs: tuple[FrameworkRun, ...]) -> Iterator[Row]:
     yield "whole run", lambda run: format_seconds(run.whole_s, digits=3)
     yield "predicted peak", lambda run: format_bytes(run.predicted_peak_bytes)
     if any(run.peak_device_bytes is not None for run in runs):
-        yield "peak on a GPU", lambda run: format_bytes(run.peak_device_bytes or 0)
+        yield "measured peak", lambda run: format_bytes(run.peak_device_bytes or 0)
     yield "peak resident", lambda run: format_bytes(run.peak_resident_bytes)
     yield "processes", lambda run: str(run.num_processes)
 
@@ -48,7 +48,7 @@ def _meanings(comparison: FrameworkComparison) -> Iterator[str]:
     yield "compile: what the first step takes beyond a later one"
     yield "predicted peak: live tensors on the fullest device, by the closed forms (instant level)"
     if any(run.peak_device_bytes is not None for run in comparison.runs):
-        yield "peak on a GPU: live tensors of the fullest one, as the framework's own allocator counts them"
+        yield "measured peak: the same, counted; on CPUs by PyTorch's storage meter and by TensorFlow's allocator"
     yield (
         "peak resident: the highest resident set of every process that trains, summed, with libraries and data in it; "
         "TensorFlow's one process has all replicas"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from scaling.engines.quiet import without_line
 from scaling.errors import EngineError
 
 
@@ -15,7 +16,8 @@ def mirrored_strategy(num_replicas: int) -> tf.distribute.MirroredStrategy:
     Raises:
         EngineError: there are fewer GPUs, or TensorFlow already runs with fewer logical CPUs.
     """
-    gpus = tf.config.list_physical_devices("GPU")
+    with without_line("failed call to cuInit"):  # an error to TensorFlow 2.21, on every machine without a GPU
+        gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         _split_cpu(num_replicas)
         return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(num_replicas)])

@@ -5,11 +5,13 @@ The flags, the run file and what a run leaves are those of ``scaling.train``.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
 from scaling.interrupt import RunStatus, ending_on_signals
 from scaling.ranks import report_error, results_only_on_stdout, set_up_logging
+from scaling.tensorflow_extra import count_cpu_memory
 from scaling.train_arguments import parse_arguments
 from strategies.errors import ScalingError
 
@@ -33,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(argv: Sequence[str], status: RunStatus) -> None:
     arguments = parse_arguments(argv, program="scaling.tensorflow.train")
     with results_only_on_stdout() as results:
+        count_cpu_memory(os.environ)
         # TensorFlow takes seconds to import: not before the flags are known to be right.
         from scaling.tensorflow.training import prepare, run
         from strategies.serialize import to_json

@@ -10,20 +10,21 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from scaling.check_plan import check_estimate
+from scaling.check_plan import check_estimate, check_num_params
 from scaling.disk import writing
 from scaling.engines.optimizer import OptimizerSettings
 from scaling.errors import ConfigError, LaunchError
 from scaling.interrupt import RunStatus
 from scaling.lr_scales import parse_lr_scales
 from scaling.models import InitialWeights, build_config, build_model, choose_weights
+from scaling.plan_file import read_plan
 from scaling.recovery.stopped import Stopped
 from scaling.run_folder import CONFIG_FILE, FINAL_FOLDER, SUMMARY_FILE, check_run_folder, open_run_folder
 from scaling.tensorflow.mirrored import MirroredEngine, build_mirrored_engine
 from scaling.tensorflow.saving import check_resume, continues
 from scaling.tensorflow.trainer import Trainer
 from scaling.tensorflow.weights import load_hugging_face, save_hugging_face
-from scaling.train_config import DryRun, NonFinite, TaskName, TrainConfig
+from scaling.train_config import DryRun, NonFinite, OnSaveFailure, TaskName, TrainConfig
 from scaling.training_data import TrainingData, open_training_data
 from scaling.watching.loggers import check_loggers
 from scaling.watching.summary import Summary, summarise
@@ -33,7 +34,7 @@ from strategies.emit.commands import TENSORFLOW_MODULE
 from strategies.load_model import ResolvedModel, model_spec, resolve_model
 from strategies.mirrored_limits import require_possible_plan
 from strategies.plan import Framework
-from strategies.serialize import read_json, to_json
+from strategies.serialize import to_json
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
     "nonfinite": (NonFinite.STOP, NonFinite.SKIP),
     "keep_best": (0,),
     "save_async": (False,),
+    "on_save_failure": (OnSaveFailure.STOP,),
     "dry_run": (DryRun.AUTO, DryRun.NEVER),
     "layer_stats_every": (0,),
     "profile_steps": (None,),
@@ -69,12 +71,13 @@ def prepare(config: TrainConfig) -> Prepared:
     Raises:
         ScalingError: plan, model, data, flags or out folder are wrong; nothing has been written yet.
     """
-    decision = read_json(Decision, config.plan)
+    decision = read_plan(config.plan)
     _require_tensorflow(decision)
     _refuse_without_effect(config)
     resolved = resolve_model(decision.model)
     spec = model_spec(resolved)
     require_possible_plan(spec, cluster=decision.cluster, job=decision.job, plan=decision.plan)
+    check_num_params(decision, spec.num_params)
     check_estimate(decision, spec)
     check_loggers(config.loggers)
     check_resume(config)

@@ -94,7 +94,7 @@ def test_both_frameworks_take_the_same_steps(
         assert run["losses"][-1] < run["losses"][0]
         assert 0 < run["start_up_s"] < run["whole_s"]
         assert run["peak_resident_bytes"] > run["predicted_peak_bytes"] > 0
-        assert run["peak_device_bytes"] is None
+        assert run["peak_device_bytes"] == pytest.approx(run["predicted_peak_bytes"], rel=0.5)
     assert (out / "comparison.png").read_bytes().startswith(b"\x89PNG")
     assert "Largest difference in loss of a step" in capsys.readouterr().out
 
