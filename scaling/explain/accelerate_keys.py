@@ -143,9 +143,12 @@ def _typed(path: str, value: Any, key: Key, file: str) -> Iterator[Finding]:
             setting(path, judged.better),
         )
         return
-    repairs = () if judged.better is MISSING else (setting(path, judged.better),)
+    better = judged.better
+    if isinstance(value, list) and key.kind == "str" and all(isinstance(each, str) for each in value):
+        better = ",".join(value)
+    repairs = () if better is MISSING else (setting(path, better),)
     message = f"{path}={shown(value)} should be {judged.wanted}"
-    fix = f"write {shown(judged.better)}" if repairs else f"give {judged.wanted}"
+    fix = f"write {shown(better)}" if repairs else f"give {judged.wanted}"
     yield _finding(Severity.ERROR, Topic.WRONG_TYPE, file, path, message, fix, *(repairs or (removing(path),)))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from scaling.explain.batch import MICRO, STEPS, TOTAL
 from scaling.explain.key_table import KeyTable
 from scaling.explain.sources import Launcher
-from scaling.explain.tree import Tree, get
+from scaling.explain.tree import AUTO, Tree, get
 from scaling.explain.values import Fill
 
 ZERO = "zero_optimization"
@@ -37,6 +37,15 @@ class Surroundings:
     """The accelerate YAML, None where none was given."""
     world_size: int | None = None
     hidden_size: int | None = None
+
+
+def wants_filling(path: str, value: Any, table: KeyTable) -> bool:
+    """Whether a value is an "auto" that somebody has to fill in: some keys have it as a word of their own."""
+    if value != AUTO:
+        return False
+    if path.startswith(("optimizer.params.", "scheduler.params.")):
+        return True
+    return path in table.keys and table.keys[path].default != AUTO
 
 
 def fill(path: str, around: Surroundings, table: KeyTable) -> Fill | None:

@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from scaling.explain.auto_values import Surroundings, fill
+from scaling.explain.auto_values import Surroundings, fill, wants_filling
 from scaling.explain.batch import MICRO, STEPS, TOTAL, batch_findings, batch_of
 from scaling.explain.deepspeed_keys import key_findings
 from scaling.explain.deepspeed_parts_rules import PART_RULES
@@ -70,7 +70,7 @@ def _resolved(
     """Return the tree with every "auto" filled in that can be, the values in it, and who fills in which "auto"."""
     resolved, values, autos = deepcopy(tree), list[Value](), dict[str, str]()
     for path, value in leaves(tree):
-        if value != AUTO:
+        if not wants_filling(path, value, table):
             values.append(Value(key=path, value=value, origin=Origin.FILE, by=file))
             continue
         found = fill(path, around, table)
@@ -89,16 +89,20 @@ def _resolved(
     return resolved, values, autos
 
 
+STOPPING = ("", "optimizer", "scheduler", "data_types", "aio", "torch_autocast")
+"""Blocks in which DeepSpeed works with what it gets, whatever it is; an "auto" in others counts as true."""
+
+
 def _auto_findings(autos: dict[str, str], *, file: str, around: Surroundings, table: KeyTable) -> Iterator[Finding]:
     open_ones = [path for path, by in autos.items() if not by]
     dropped = [path for path, by in autos.items() if by.startswith(table.label)]
     if open_ones:
         who = "transformers' Trainer or accelerate" if around.launcher is Launcher.DEEPSPEED else str(around.launcher)
         does = "fills it in, DeepSpeed alone stops" if around.launcher is Launcher.DEEPSPEED else "does not fill it in"
-        is_optional = all(path.partition(".")[0] not in ("optimizer", "scheduler") for path in open_ones)
+        is_used = any(path.rpartition(".")[0].partition(".")[0] in STOPPING for path in open_ones)
         yield Finding(
-            severity=Severity.ERROR if around.launcher is Launcher.DEEPSPEED or not is_optional else Severity.WARNING,
-            topic=Topic.CONTRADICTION,
+            severity=Severity.ERROR if is_used else Severity.WARNING,
+            topic=Topic.CONTRADICTION if is_used else Topic.HINT,
             file=file,
             key=", ".join(open_ones),
             message=f'"auto" stands at {", ".join(open_ones)}: {who} {does}',

@@ -222,7 +222,9 @@ def _deprecated(path: str, key: Key, value: Any, walk: _Walk) -> Iterator[Findin
             repairs.append(setting(new, {"device": "cpu"}))
     elif new and " or " not in new and get(walk.tree, new) is MISSING:
         repairs = [renaming(path, _main_path(new, walk.table))]
-    instead = f'{new}: {{"device": "cpu"}}' if is_offload and is_true(value) else new
+    instead = new
+    if is_offload:
+        instead = f'{new}: {{"device": "cpu"}}' if is_true(value) else ""
     yield walk.finding(
         Severity.WARNING,
         Topic.DEPRECATED,

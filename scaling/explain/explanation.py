@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from scaling.explain.accelerate import accelerate_run, explain_accelerate, plugin_config, processes_of
 from scaling.explain.accelerate_rules import AccelerateRun
-from scaling.explain.auto_values import Surroundings
+from scaling.explain.auto_values import Surroundings, wants_filling
 from scaling.explain.deepspeed import Explained, explain_deepspeed
 from scaling.explain.findings import Action, Finding, Repair, Severity, Topic, ordered, verdict
 from scaling.explain.key_table import KeyTable, shipped_table
 from scaling.explain.sources import PACKAGES, FileKind, Launcher, Source, Sources
 from scaling.explain.trainer import disagreements, explain_arguments, with_defaults
-from scaling.explain.tree import AUTO, Tree, leaves
+from scaling.explain.tree import Tree, leaves
 from scaling.explain.values import Origin, Value
 
 
@@ -217,7 +217,8 @@ def _told_launcher(sources: Sources) -> Launcher:
     if sources.of(FileKind.ACCELERATE):
         return Launcher.ACCELERATE
     source = sources.of(FileKind.DEEPSPEED)
-    has_auto = source is not None and any(value == AUTO for _, value in leaves(source.tree))
+    table = shipped_table("deepspeed")
+    has_auto = source is not None and any(wants_filling(*leaf, table) for leaf in leaves(source.tree))
     return Launcher.TRAINER if has_auto else Launcher.DEEPSPEED
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 from scaling.explain.explanation import Explanation
-from scaling.explain.tree import AUTO, Tree, drop, leaves
+from scaling.explain.tree import AUTO, Tree, drop, get, leaves, put
 
 
 def refused_by_deepspeed(tree: Tree, *, ranks: int = 1) -> str | None:
@@ -35,6 +35,8 @@ def as_handed_over(found: Explanation) -> Tree:
     for path, value in list(leaves(tree)):
         if value == AUTO:
             drop(tree, path)
+    if get(tree, "autotuning.enabled", False) and isinstance(stages := get(tree, "zero_optimization.stage"), list):
+        put(tree, "zero_optimization.stage", stages[0])  # the autotuner tries one after another
     if "train_batch_size" not in tree and "train_micro_batch_size_per_gpu" not in tree:
         tree["train_micro_batch_size_per_gpu"] = 1
     return tree

@@ -68,7 +68,7 @@ STRICT = sorted(
 )
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=1500, deadline=None, derandomize=True)
 @given(path=st.sampled_from(STRICT), value=st.sampled_from(POOL))
 def test_a_value_is_refused_as_pydantic_refuses_it(path: str, value: Any) -> None:
     block, _, name = path.partition(".")
@@ -81,16 +81,23 @@ def test_a_value_is_refused_as_pydantic_refuses_it(path: str, value: Any) -> Non
         assert [each for each in told if each.topic is not Topic.CONTRADICTION] == [], tree
 
 
+NAMED_BY_ISSUE_936 = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}'
+
+
 @pytest.mark.parametrize("row", [*DEEPSPEED, *ACCELERATE], ids=lambda row: row["file"])
-def test_corrected_file_is_taken_and_needs_no_more_correction(row: dict[str, str], tmp_path: Path) -> None:
+def test_corrected_file_is_taken_and_needs_no_more_correction(
+    row: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "issue_936_ds_config.json").write_text(NAMED_BY_ISSUE_936)
     asked = Asked(world_size=None if row["file"].startswith("accelerate/") else 1)
     found = explain(load_sources([str(REFERENCE / row["file"])]), asked)
-    written = fixed_files(found, asked, folder=tmp_path)
+    written = fixed_files(found, asked, folder=tmp_path / "fixed")
     write_fixed(written, overwrite=False)
     paths = [each.path for each in written if each.original] or [REFERENCE / row["file"]]
     again = explain(load_sources([str(path) for path in paths]), asked)
     assert [each for each in again.findings if each.severity is Severity.ERROR] == []
-    assert fixed_files(again, asked, folder=tmp_path) == []
+    assert fixed_files(again, asked, folder=tmp_path / "fixed") == []
     if row["file"].startswith("accelerate/"):
         assert refused_by_accelerate(paths[0]) is None
     else:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from scaling.engines.deepspeed import import_deepspeed
@@ -81,7 +82,8 @@ PROGRAMS = {"deepspeed": by_deepspeed, "accelerate": by_accelerate, "training-ar
 
 def main() -> None:
     print("losses", json.dumps(list(PROGRAMS[sys.argv[1]](sys.argv[2]))))
-    end_process_group()
+    if dist.is_initialized():
+        end_process_group()
 
 
 if __name__ == "__main__":
