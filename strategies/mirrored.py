@@ -20,9 +20,6 @@ from strategies.model_spec import ModelSpec
 from strategies.parameter_order import parameter_order
 from strategies.plan import Buckets, Plan
 
-STEP_COPIES = 4
-"""Of the largest variable: its share of the two moments, the update and the decayed weight, operator by operator."""
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +36,11 @@ class Mirrored(Strategy):
     def layout(
         self, spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int, on_cpu: bool = False
     ) -> StateLayout:
-        return _layout(spec, data_parallel_size > 1, on_cpu, plan.gradient_accumulation_steps > 1)
+        return _layout(spec, data_parallel_size > 1, plan.gradient_accumulation_steps > 1)
 
 
 @cache
-def _layout(spec: ModelSpec, is_reduced: bool, on_cpu: bool, accumulates: bool) -> StateLayout:
+def _layout(spec: ModelSpec, is_reduced: bool, accumulates: bool) -> StateLayout:
     order, params = parameter_order(spec), spec.num_params
     gradients = CauseBytes(gradients=FP32_BYTES * params)
     accumulators = CauseBytes(gradient_accumulation=FP32_BYTES * params) if accumulates else NOTHING
@@ -58,7 +55,7 @@ def _layout(spec: ModelSpec, is_reduced: bool, on_cpu: bool, accumulates: bool) 
         first_gradient=CauseBytes(gradients=FP32_BYTES * order.head_elements),
         in_blocks=_one_at_a_time(tied, spec) if accumulates else growing_gradients(order, FP32_BYTES),
         embedding_backward=at_the_end if accumulates else gradients + tied + tied,
-        optimizer_step=_step(spec, is_reduced=is_reduced, on_cpu=on_cpu, accumulates=accumulates),
+        optimizer_step=_step(spec, is_reduced=is_reduced),
         evaluation=NOTHING,
     )
 
@@ -71,15 +68,18 @@ def _one_at_a_time(causes: CauseBytes, spec: ModelSpec) -> tuple[BlockState, ...
     )
 
 
-def _step(spec: ModelSpec, *, is_reduced: bool, on_cpu: bool, accumulates: bool) -> CauseBytes:
+def _step(spec: ModelSpec, *, is_reduced: bool) -> CauseBytes:
     """Return what the reduction and the update hold at most.
 
     All gradients are copied into one flat tensor, which is summed over the replicas and cut into gradients again.
     Source: tensorflow 2.21, distribute/cross_device_utils.py, CollectiveReplicaLauncher.batch_all_reduce, with the
-    default of ``bytes_per_pack``, which makes one pack; NcclAllReduce(num_packs=1) does the same.
+    default of ``bytes_per_pack``, which makes one pack; NcclAllReduce(num_packs=1) does the same. One replica reduces
+    nothing; with accumulators its clipped gradients are copies of them. The update's kernel makes nothing, decay a copy
+    of the weight.
     """
     whole = FP32_BYTES * spec.num_params
-    update = CauseBytes(step_temporaries=STEP_COPIES * FP32_BYTES * largest_tensor_params(spec))
-    if not is_reduced:
-        return CauseBytes(gradients=0 if accumulates else whole) + update
-    return CauseBytes(gradients=whole, communication_buckets=whole) + update
+    return CauseBytes(
+        gradients=whole,
+        communication_buckets=whole if is_reduced else 0,
+        step_temporaries=FP32_BYTES * largest_tensor_params(spec),
+    )

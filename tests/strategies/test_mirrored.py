@@ -166,8 +166,8 @@ def test_command_says_what_only_sharding_would_fit() -> None:
     assert isinstance(done.exception, ScalingError)
     assert done.exception.exit_code == 3
     told = str(done.exception)
-    # 16 bytes of each of 6,738,415,616 parameters (arXiv:2307.09288 gives 6.7 B) are 100.4 GiB.
-    assert "mirrored keeps all model states on every GPU, 100.41 GiB at that moment; only sharding them" in told
+    # 20 bytes of each of 6,738,415,616 parameters (arXiv:2307.09288 gives 6.7 B), accumulators included, are 125.5 GiB.
+    assert "mirrored keeps all model states on every GPU, 125.51 GiB at that moment; only sharding them" in told
     assert "--framework pytorch --strategy " in told
 
 
