@@ -76,8 +76,8 @@ _LLAMA = {
 }
 _GPT2 = {
     KERAS_FP32: KerasForms(
-        attention={"B*S*h": 12 + 16, "B*S*S*n": _SCORES_FP32, "B*S": 4},
-        feed_forward={"B*S*h": 12, "B*S*f": 28, "B*S": 4},
+        attention={"B*S*h": 32, "B*S*S*n": _SCORES_FP32, "B*S": 4},
+        feed_forward={"B*S*h": 16, "B*S*f": 20, "B*S": 4},
         weights={},
         in_attention={"B*S*S*n": 24, "B*S*h": 20},
         in_feed_forward={"B*S*h": 8, "B*S*f": 12},
@@ -86,8 +86,8 @@ _GPT2 = {
         logits={"B*S*V": 8},
     ),
     KERAS_MIXED: KerasForms(
-        attention={"B*S*h": 10 + 8, "B*S*S*n": _SCORES_MIXED, "B*S": 4},
-        feed_forward={"B*S*h": 10, "B*S*f": 14, "B*S": 4},
+        attention={"B*S*h": 22, "B*S*S*n": _SCORES_MIXED, "B*S": 4},
+        feed_forward={"B*S*h": 14, "B*S*f": 14, "B*S": 4},
         weights={"h*h": 8, "h*f": 4},
         in_attention={"B*S*S*n": 18, "B*S*h": 14},
         in_feed_forward={"B*S*h": 8, "B*S*f": 6},
