@@ -87,7 +87,7 @@ _GPT2 = {
     ),
     KERAS_MIXED: KerasForms(
         attention={"B*S*h": 22, "B*S*S*n": _SCORES_MIXED, "B*S": 4},
-        feed_forward={"B*S*h": 14, "B*S*f": 14, "B*S": 4},
+        feed_forward={"B*S*h": 14, "B*S*f": 12, "B*S": 4},
         weights={"h*h": 8, "h*f": 4},
         in_attention={"B*S*S*n": 18, "B*S*h": 14},
         in_feed_forward={"B*S*h": 8, "B*S*f": 6},
