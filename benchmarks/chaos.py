@@ -20,7 +20,6 @@ import socket
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import Array
@@ -36,7 +35,9 @@ RESULTS = Path(__file__).parent / "results"
 STRATEGIES = ("ddp", "fsdp2", "zero2", "zero3")
 SEED, STEPS, SAVE_EVERY, EVAL_EVERY, GLOBAL_BATCH_SIZE = 11, 40, 2, 5, 8
 LONGEST_S = 4.0
-"""Of the random times after which a rank is killed; a start takes about 1 s of it."""
+"""Of the random times after which a rank is killed."""
+SHARE_WHILE_STARTING = 0.2
+"""Of the kills whose time counts from the start; that of the others counts from the victim's first step."""
 PHASES = ("starting", "training", "evaluating", "saving", "exporting")
 IDS_FILE = "ids.jsonl"
 
@@ -82,20 +83,42 @@ class Ended:
     exit_codes: list[int] = field(default_factory=list)
 
 
-def start(command: Command, *, kill_after_s: float | None, victim: int) -> Ended:
-    """Run the command in forked ranks; kill ``victim`` after a time, and then the others."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """Who is killed and when."""
+
+    victim: int
+    after_s: float
+    from_first_step: bool
+    """Whether the time counts from the victim's first step, else from the start."""
+
+    @classmethod
+    def drawn(cls, draw: random.Random, *, num_ranks: int, longest_s: float) -> Kill:
+        return cls(
+            victim=draw.randrange(num_ranks),
+            after_s=draw.uniform(0.0, longest_s),
+            from_first_step=draw.random() >= SHARE_WHILE_STARTING,
+        )
+
+
+def start(command: Command, kill: Kill | None) -> Ended:
+    """Run the command in forked ranks; kill one after a time, and then the others."""
     phases: Any = Array("i", command.num_ranks, lock=False)
     port = _free_port()
     children = [_fork(command, rank, port, phases) for rank in range(command.num_ranks)]
-    deadline = None if kill_after_s is None else time.monotonic() + kill_after_s
+    victim = kill.victim if kill else 0
+    deadline = time.monotonic() + kill.after_s if kill and not kill.from_first_step else None
     codes: dict[int, int] = {}
     killed_in = None
     while len(codes) < len(children):
         for rank, child in enumerate(children):
             if rank not in codes and (ended := os.waitpid(child, os.WNOHANG))[0]:
                 codes[rank] = os.waitstatus_to_exitcode(ended[1])
-        if deadline is not None and time.monotonic() > deadline and victim not in codes:
-            killed_in, deadline = PHASES[phases[victim]], None
+        has_begun = PHASES[phases[victim]] != "starting"
+        if kill and deadline is None and killed_in is None and has_begun:
+            deadline = time.monotonic() + kill.after_s
+        if deadline is not None and killed_in is None and time.monotonic() > deadline and victim not in codes:
+            killed_in = PHASES[phases[victim]]
             os.kill(children[victim], signal.SIGKILL)
             time.sleep(0.05)
             for rank, child in enumerate(children):
@@ -202,7 +225,7 @@ class Tally:
     """What one strategy went through."""
 
     strategy: str
-    kills: Counter[str] = field(default_factory=Counter)
+    kills: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
     """By what the killed rank was doing."""
     starts: int = 0
     finished_runs: int = 0
@@ -213,20 +236,23 @@ class Tally:
 
 
 def torment(
-    undisturbed: Command, strategy: str, *, num_kills: int, draw: random.Random, most_starts: int = 1000
+    undisturbed: Command,
+    strategy: str,
+    *,
+    num_kills: int,
+    draw: random.Random,
+    longest_s: float = LONGEST_S,
+    most_starts: int = 1000,
 ) -> Tally:
     """Run and kill until there were so many kills, and the last run has finished."""
     tally = Tally(strategy=strategy)
-    whole = start(undisturbed, kill_after_s=None, victim=0)
+    whole = start(undisturbed, None)
     assert whole.exit_codes == [0] * undisturbed.num_ranks, _tail(undisturbed)
     command = undisturbed.again(0)
     while tally.starts < most_starts:
-        is_last = tally.kills.total() >= num_kills
-        ended = start(
-            command,
-            kill_after_s=None if is_last else draw.uniform(0.0, LONGEST_S),
-            victim=draw.randrange(command.num_ranks),
-        )
+        is_last = sum(tally.kills.values()) >= num_kills
+        kill = None if is_last else Kill.drawn(draw, num_ranks=command.num_ranks, longest_s=longest_s)
+        ended = start(command, kill)
         tally.starts += 1
         if ended.killed_in is not None:
             tally.kills[ended.killed_in] += 1
@@ -302,7 +328,7 @@ def table(tallies: Sequence[Tally]) -> str:
     lines = [[*head, "different runs"], ["---"] * (len(head) + 1)]
     for each in tallies:
         kills = [each.kills[phase] for phase in PHASES]
-        numbers = [*kills, each.kills.total(), each.starts, each.finished_runs, each.failed_starts, each.different_runs]
+        numbers = [*kills, sum(kills), each.starts, each.finished_runs, each.failed_starts, each.different_runs]
         lines.append([each.strategy, *map(str, numbers)])
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     method = f"Method: `benchmarks/chaos.py`, seed {SEED}, 2 ranks, {STEPS} steps of {GLOBAL_BATCH_SIZE} samples."

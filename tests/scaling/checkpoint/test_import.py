@@ -147,7 +147,7 @@ class Harmful:
 
 def test_nothing_in_a_file_is_run(config: Path, saved: tuple[Path, Weights], tmp_path: Path) -> None:
     folder = shutil.copytree(saved[0] / "zero1", tmp_path / "copy")
-    path = next(folder.glob("*/mp_rank_00_model_states.pt"))
+    path = folder / (folder / "latest").read_text() / "mp_rank_00_model_states.pt"
     content = torch.load(path, weights_only=False)
     torch.save({**content, "harmful": Harmful(tmp_path / "touched")}, path)
     torch.load(path, weights_only=False)
@@ -158,7 +158,7 @@ def test_nothing_in_a_file_is_run(config: Path, saved: tuple[Path, Weights], tmp
 
 def test_a_damaged_file_is_named(config: Path, saved: tuple[Path, Weights], tmp_path: Path) -> None:
     folder = shutil.copytree(saved[0] / "zero1", tmp_path / "copy")
-    path = next(folder.glob("*/mp_rank_00_model_states.pt"))
+    path = folder / (folder / "latest").read_text() / "mp_rank_00_model_states.pt"
     path.write_bytes(path.read_bytes()[:-100])
     result = run_import(folder, config, tmp_path / "model")
     assert isinstance(result.exception, CheckpointError)
