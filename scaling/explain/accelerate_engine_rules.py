@@ -54,7 +54,7 @@ def flat_offload(run: AccelerateRun) -> Iterator[Finding]:
             yield run.say(Severity.ERROR, Topic.WRONG_TYPE, key, message, fix, setting(key, near or "none"))
         elif device != "none" and run.stage < least:
             needs = "stage 3" if least == 3 else "ZeRO"
-            message = f"{key}={device} at zero_stage {run.stage}: only {needs} offloads that, here it does nothing"
+            message = f"{key}={device} at zero_stage {run.stage}: only {needs} offloads that"
             yield run.clash(key, message, f"write none, or set zero_stage={least}", setting(key, "none"))
         yield from _nvme_path(run, name, device)
 

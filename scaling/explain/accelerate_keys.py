@@ -12,7 +12,7 @@ from typing import Any
 from scaling.explain.findings import Finding, Repair, Severity, Topic, removing, renaming, setting
 from scaling.explain.history import ACCELERATE_RENAMED, ACCELERATE_WITHOUT_EFFECT
 from scaling.explain.key_table import Key, KeyTable, nearest, shipped_table
-from scaling.explain.tree import MISSING, Tree, has, shown
+from scaling.explain.tree import AUTO, MISSING, Tree, has, shown
 from scaling.explain.value_types import Fit, judge
 
 PREFIXES = {"fsdp_config": "fsdp_", "fp8_config": "fp8_", "dynamo_config": "dynamo_"}
@@ -121,6 +121,8 @@ def _typed(path: str, value: Any, key: Key, file: str) -> Iterator[Finding]:
         return
     if path in QUOTED and isinstance(value, bool):
         yield _unquoted(path, value, file)
+        return
+    if value == AUTO and path in ("deepspeed_config.gradient_accumulation_steps", "deepspeed_config.gradient_clipping"):
         return
     if isinstance(value, str) and (path, value) in FORMER_WORDS:
         new = FORMER_WORDS[path, value]

@@ -209,7 +209,10 @@ ARGUMENT_OF = {
     "optimizer.params.lr": "learning_rate",
     "optimizer.params.eps": "adam_epsilon",
     "optimizer.params.weight_decay": "weight_decay",
+    "scheduler.params.warmup_num_steps": "warmup_steps",
+    "scheduler.params.total_num_steps": "max_steps",
 }
+"""What the Trainer demands to be the same in both places."""
 
 
 def _optimizer_arguments(tree: Tree) -> Tree:

@@ -93,6 +93,10 @@ def precision(run: DeepSpeedRun) -> Iterator[Finding]:
     states, masters = "bf16.bf16_optimizer_states", "bf16.bf16_master_weights_and_grads"
     if is_true(run.value(states, False)) and not is_true(run.value(masters, False)):
         yield run.clash(states, f"{states} requires {masters}", f"set {masters}", setting(masters, True))
+    for key in ("fp16.loss_scale_window", "fp16.min_loss_scale"):
+        if fp16 and not run.value("fp16.loss_scale", 0) and (whole(run.value(key, 1)) or 0) < 1:
+            message = f"{key}={shown(run.value(key))} must be above zero where the loss scale adapts"
+            yield run.clash(key, message, f"take {key} out", removing(key))
     power = whole(run.value("fp16.initial_scale_power", 16)) or 0
     if power > 24 and run.value("fp16.enabled") is not False and not run.value("fp16.loss_scale", 0):
         message = (
@@ -113,14 +117,15 @@ def offload(run: DeepSpeedRun) -> Iterator[Finding]:
             continue
         if run.stage < least:
             needs = "stage 3" if least == 3 else "ZeRO (stage 1, 2 or 3)"
-            message = f"{name}.device={device} at stage {run.stage} does nothing: only {needs} offloads {_what(name)}"
+            message = f"{name}.device={device} at stage {run.stage}: only {needs} offloads {_what(name)}"
             yield run.clash(key, message, f"take {name} out, or set {ZERO}.stage={least}", removing(key))
         elif device == "nvme":
             yield from _nvme(run, key)
     for name in ("super_offload", "ratio"):
         key = f"{ZERO}.offload_optimizer.{name}"
         value = run.value(key)
-        wants = is_true(value) if name == "super_offload" else isinstance(value, float) and value < 1
+        is_part = isinstance(value, int | float) and not isinstance(value, bool) and value < 1
+        wants = is_true(value) if name == "super_offload" else is_part
         if wants and run.stage != 3:
             yield run.clash(
                 key, f"{key}={shown(value)} needs stage 3, the stage is {run.stage}", f"take {key} out", removing(key)
@@ -221,7 +226,7 @@ def zero_values(run: DeepSpeedRun) -> Iterator[Finding]:
             "leave them out, or give numbers of elements",
         )
     partition = whole(zero.get("zero_hpz_partition_size")) or 1
-    if run.ranks and partition > 1 and run.ranks % partition:
+    if run.ranks and partition > 1 and run.ranks % min(partition, run.ranks):
         key = f"{ZERO}.zero_hpz_partition_size"
         yield run.clash(
             key, f"{key}={partition} does not divide {run.ranks} ranks", f"give a divisor of {run.ranks}", removing(key)

@@ -152,7 +152,7 @@ def _row(path: str, annotation: Any, default: Any, *, kind: str | None = None) -
 
 
 def kind_of(annotation: Any) -> tuple[str, bool, list[Any]]:
-    """Return a type annotation as the kind of a key, whether None is allowed, and the values that it is limited to."""
+    """Return a type annotation as the kind of a key, whether None is allowed, and the words that it is limited to."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         parts = [kind_of(each) for each in typing.get_args(annotation) if each is not type(None)]
         limited = [part[2] for part in parts if part[2] or part[0] != "str"]
@@ -162,6 +162,9 @@ def kind_of(annotation: Any) -> tuple[str, bool, list[Any]]:
     if typing.get_origin(annotation) is typing.Literal:
         return "str", False, list(typing.get_args(annotation))
     plain = typing.get_origin(annotation) or annotation
+    if plain is list and typing.get_args(annotation):
+        inner, _, words = kind_of(typing.get_args(annotation)[0])
+        return ("list of text" if inner == "str" else "list"), False, words
     if isinstance(plain, type) and issubclass(plain, enum.Enum):
         values = list(dict.fromkeys(each.value for each in plain))
         return SIMPLE.get(type(values[0]), "any"), False, values

@@ -97,6 +97,20 @@ BY_HAND: tuple[Row, ...] = (
 runtime/model_checkpointing/constants.py, runtime/data_pipeline/config.py; ``msamp`` is written by accelerate."""
 
 
+_LEAVES = "zero_optimization.leaf_module"
+_ZENFLOW = "zero_optimization.zenflow"
+BY_VALIDATOR: dict[str, Row] = {
+    "fp16.loss_scale": {"at_least": 0},
+    f"{_ZENFLOW}.select_strategy": {"choices": ["auto", "step", "epoch"]},
+    f"{_ZENFLOW}.select_interval": {"choices": ["auto"]},
+    f"{_ZENFLOW}.update_interval": {"choices": ["auto"], "at_least": 1},
+    **{f"{_LEAVES}.{name}": {"kind": "list of text|str"} for name in ("classes", "names", "name_suffixes")},
+}
+"""What a model checks and converts in code (runtime/precision_config.py, zenflow/zenflow_config.py and
+zero/leaf_module_config.py)."""
+NULL_IS_EMPTY = (_LEAVES,)
+
+
 def rows() -> Iterator[Row]:
     """Yield every key of the installed DeepSpeed."""
     for block, model in MODELS.items():
@@ -149,6 +163,8 @@ def _nested(model: Any, block: str) -> Iterator[str]:
 def _model_rows(model: Any, block: str) -> Iterator[Row]:
     for name, field in model.model_fields.items():
         path = f"{block}.{field.alias or name}"
+        if getattr(field.annotation, "__module__", "") == "torch":
+            continue  # a torch.dtype: no file can hold one
         names = [name] if field.alias else []
         kind, nullable, choices = kind_of(field.annotation)
         row: Row = {
@@ -159,14 +175,14 @@ def _model_rows(model: Any, block: str) -> Iterator[Row]:
             "names": names,
         }
         if (inner := _model_in(field.annotation)) is not None:
-            yield {**row, "kind": "block", "default": None}
+            yield {**row, "kind": "block", "default": None, "nullable": nullable or path in NULL_IS_EMPTY}
             yield from _model_rows(inner, path)
             continue
         extra = field.json_schema_extra or {}
         if extra.get("deprecated"):
             row["deprecated_for"] = _in_block(block, extra.get("new_param", ""))
         default = None if field.default is ... or field.is_required() else field.get_default(call_default_factory=True)
-        yield {**row, "default": json_value(default), **_bounds(field)}
+        yield {**row, "default": json_value(default), **_bounds(field), **BY_VALIDATOR.get(path, {})}
 
 
 def _in_block(block: str, names: str) -> str:

@@ -22,7 +22,8 @@ class Key:
     path: str
     """Dotted, under its main name."""
     kind: str
-    """``bool``, ``int``, ``float``, ``str``, ``list``, ``dict``, ``block`` or ``any``; alternatives with a bar."""
+    """``bool``, ``int``, ``float``, ``str``, ``list``, ``list of text``, ``dict``, ``block`` or ``any``; alternatives
+    with a bar. The choices of a list are those of what is in it."""
     default: Any = None
     nullable: bool = False
     choices: tuple[Any, ...] = ()

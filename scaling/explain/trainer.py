@@ -16,6 +16,7 @@ from scaling.explain.history import TRAINER_REMOVED, TRAINER_RENAMED
 from scaling.explain.key_table import Key, KeyTable, nearest
 from scaling.explain.reading import Syntax
 from scaling.explain.repair import as_read
+from scaling.explain.trainer_fsdp import fsdp_findings
 from scaling.explain.tree import AUTO, MISSING, Tree, get, is_true, shown, whole
 from scaling.explain.value_types import Fit, judge
 from scaling.explain.values import Origin, Value
@@ -31,7 +32,7 @@ def explain_arguments(tree: Tree, table: KeyTable, *, file: str, syntax: Syntax,
     return Explained(
         tree=read,
         values=tuple(_values(read, table, file, world_size)),
-        findings=(*keys, *_clashes(read, file)),
+        findings=(*keys, *_clashes(read, file), *fsdp_findings(read, file)),
     )
 
 
@@ -117,12 +118,15 @@ def _clashes(tree: Tree, file: str) -> Iterator[Finding]:
             message,
             "take one of them out",
             removing("fsdp"),
+            removing("fsdp_config"),
         )
     if tree.get("fsdp_config") and not tree.get("fsdp"):
         message = "fsdp_config without fsdp does nothing"
-        yield _finding(
-            Severity.WARNING, Topic.CONTRADICTION, file, "fsdp_config", message, "set fsdp: true", setting("fsdp", True)
-        )
+        yield _finding(Severity.NOTE, Topic.HINT, file, "fsdp_config", message, "set fsdp: true where it is meant")
+    yield from _loop_clashes(tree, file)
+
+
+def _loop_clashes(tree: Tree, file: str) -> Iterator[Finding]:
     best, save, evaluate = (tree.get(name) for name in ("load_best_model_at_end", "save_strategy", "eval_strategy"))
     if is_true(best or False) and (save or "steps") != "best" and (evaluate or "no") != (save or "steps"):
         modes = f"eval_strategy={evaluate or 'no'} and save_strategy={save or 'steps'}"

@@ -41,6 +41,7 @@ WORDS = {
     "float": "a number",
     "str": "text",
     "list": "a list",
+    "list of text": "a list of words",
     "dict": "a block {...}",
     BLOCK: "a block {...}",
 }
@@ -49,9 +50,9 @@ RIGHT = Judged(fit=Fit.RIGHT)
 
 def judge(value: Any, key: Key) -> Judged:
     """Return whether ``value`` fits ``key``: its kind, its choices and its bounds."""
-    if value is None:
-        return RIGHT if key.nullable else Judged(fit=Fit.WRONG, wanted=_wanted(key))
     kinds = key.kind.split("|")
+    if value is None:
+        return RIGHT if key.nullable or "any" in kinds else Judged(fit=Fit.WRONG, wanted=_wanted(key))
     if "any" in kinds:
         return _chosen(value, key)
     judged = [_of_kind(value, kind) for kind in kinds]
@@ -90,6 +91,9 @@ def _of_kind(value: Any, kind: str) -> Judged:
             return RIGHT if isinstance(value, str) else Judged(fit=Fit.WRONG)
         case "list":
             return RIGHT if isinstance(value, list) else Judged(fit=Fit.WRONG)
+        case "list of text":
+            is_text = isinstance(value, list) and all(isinstance(each, str) for each in value)
+            return RIGHT if is_text else Judged(fit=Fit.WRONG)
     return RIGHT if isinstance(value, dict) else Judged(fit=Fit.WRONG)
 
 
@@ -128,10 +132,22 @@ def _chosen(value: Any, key: Key) -> Judged:
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
     if number is not None and not _in_bounds(number, key):
         return Judged(fit=Fit.WRONG, wanted=_wanted(key))
-    if not key.choices or value in key.choices:
+    if not key.choices or value in key.choices or _is_beside_choices(value, number, key):
         return RIGHT
     near = nearest(str(value), [each for each in key.choices if isinstance(each, str)])
     return Judged(fit=Fit.WRONG, wanted=_wanted(key), better=near if near else MISSING)
+
+
+def _is_beside_choices(value: Any, number: float | None, key: Key) -> bool:
+    """Whether the choices are not about this value: they are of what is in a list, or of text beside numbers."""
+    if isinstance(value, list):
+        return "list" in key.kind and all(each in key.choices for each in value)
+    return (
+        number is not None
+        and whole(number) is not None
+        and isinstance(key.choices[0], str)
+        and "int" in key.kind.split("|")
+    )
 
 
 def _in_bounds(number: float, key: Key) -> bool:

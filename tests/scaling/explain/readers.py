@@ -49,13 +49,13 @@ def refused_by_accelerate(path: Path) -> str | None:
     try:
         config = load_config_from_file(str(path))
         if str(getattr(config.distributed_type, "value", "")) == "DEEPSPEED":
-            _plugin_of(config)
+            plugin_of(config)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
 
 
-def _plugin_of(config: Any) -> Any:
+def plugin_of(config: Any) -> Any:
     """Return the plugin that a program makes under ``accelerate launch``: settings travel by environment."""
     from accelerate.commands.launch import launch_command_parser
     from accelerate.utils.dataclasses import DeepSpeedPlugin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ from typer.testing import CliRunner
 
 from scaling.cli import app
 from scaling.explain.convert import convert
+from scaling.explain.findings import Severity
 from scaling.explain.settings import settings_of
 from scaling.explain.sources import FileKind, Launcher, Target
+from strategies.cluster import Gpu
 from strategies.errors import ScalingError
 from strategies.job import Precision
 from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
+from tests.scaling.decisions import toy_decision
 from tests.scaling.explain.cases import of_deepspeed, of_text, of_yaml
 
 CONFIG: dict[str, Any] = {
@@ -102,6 +106,18 @@ def test_trainer_gets_the_batch_and_the_learning_rate() -> None:
     assert (found["bf16"], found["fp16"], found["max_grad_norm"]) == (True, False, 0.5)
     assert found["deepspeed"]["train_batch_size"] == "auto"
     assert found["deepspeed"]["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero2"])
+def test_training_arguments_of_a_plan_have_no_mistake(strategy: str) -> None:
+    decision = toy_decision(strategy, world_size=4, accumulation=2)
+    decision = replace(decision, cluster=replace(decision.cluster, gpu=Gpu(name="a", memory_bytes=2**30)))
+    text = json.dumps({"output_dir": "o", **decision.training_arguments()})
+    found = of_text("args.json", text, kind=FileKind.TRAINING_ARGS, world_size=4)
+    assert [each for each in found.findings if each.severity is not Severity.NOTE] == []
+    settings = settings_of(found)
+    assert settings.strategy is decision.plan.strategy
+    assert (settings.micro_batch_size, settings.gradient_accumulation_steps, settings.global_batch_size) == (1, 2, 8)
 
 
 def test_plan_is_what_a_case_takes() -> None:

@@ -149,6 +149,13 @@ def test_mistake_in_an_accelerate_file_is_told_once(text: str, key: str, fix: st
         ),
         ("output_dir: a\neval_strategy: no\n", "eval_strategy", "'no' with quotes"),
         ("output_dir: a\noptim: adamw_torch_fuse\n", "optim", "adamw_torch_fused"),
+        ("output_dir: a\nfsdp: full_shart\n", "fsdp", "full_shard"),
+        ("output_dir: a\nfsdp: hybrid_shard auto_wrap\n", "fsdp", "version=1"),
+        (
+            "output_dir: a\nfsdp: true\nfsdp_config:\n  reshard_after_foward: false\n",
+            "fsdp_config.reshard_after_foward",
+            "reshard_after_forward",
+        ),
         ("output_dir: a\nsharded_ddp: simple\n", "sharded_ddp", "take sharded_ddp out"),
     ],
 )
