@@ -15,7 +15,7 @@ from typing import Any
 
 from scaling.errors import ConfigError
 from scaling.frameworks.prepare import plans_of_both, write_first_weights
-from scaling.frameworks.processes import Watched, python, run_watched
+from scaling.frameworks.processes import LAUNCHER, Watched, python, run_watched
 from scaling.frameworks.result import FrameworkComparison, FrameworkRun
 from scaling.run_folder import METRICS_FILE
 from strategies.decision import Decision
@@ -93,7 +93,7 @@ def _launcher(decision: Decision) -> list[str]:
         return [python(), "-m", TENSORFLOW_MODULE]
     if decision.cluster.gpus == 1:
         return [python(), "-m", TRAIN_MODULE]
-    torchrun = [python(), "-m", "torch.distributed.run", "--standalone"]
+    torchrun = [python(), "-m", LAUNCHER, "--standalone"]
     return [*torchrun, "--nproc_per_node", str(decision.cluster.gpus), "-m", TRAIN_MODULE]
 
 

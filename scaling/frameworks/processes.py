@@ -12,7 +12,10 @@ from pathlib import Path
 
 from scaling.errors import TrainingError
 from scaling.run_folder import METRICS_FILE
+from strategies.emit.commands import TENSORFLOW_MODULE, TRAIN_MODULE
 
+LAUNCHER = "torch.distributed.run"
+TRAINERS = frozenset({TRAIN_MODULE, TENSORFLOW_MODULE})
 LOOK_EVERY_S = 0.02
 LAST_WORDS = 2000
 """Characters of what a run that failed printed last."""
@@ -58,14 +61,14 @@ def run_watched(command: Sequence[str], *, out: Path, log: Path) -> Watched:
 def _look(pid: int, watched: Watched, metrics: Path) -> None:
     if watched.first_step_s is None and metrics.is_file() and metrics.stat().st_size:
         watched.first_step_s = time.perf_counter()
-    trainers = [each for each in _descendants(pid) if each != pid] if _is_launcher(pid) else [pid]
-    for each in trainers:
+    for each in filter(_trains, _descendants(pid)):
         watched.peaks[each] = max(watched.peaks.get(each, 0), _highest_resident_bytes(each))
 
 
-def _is_launcher(pid: int) -> bool:
-    """Whether a process only starts others."""
-    return "torch.distributed.run" in _read(pid, "cmdline")
+def _trains(pid: int) -> bool:
+    """Whether a process trains, and is neither a launcher nor a helper of one."""
+    words = _read(pid, "cmdline").split("\0")
+    return LAUNCHER not in words and not TRAINERS.isdisjoint(words)
 
 
 def _descendants(pid: int) -> Iterator[int]:

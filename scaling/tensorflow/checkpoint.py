@@ -118,7 +118,7 @@ class Checkpoints:
             # First what it is, and only then the weights: those of another run would be read into this one's.
             tf.train.Checkpoint(host=self._host).read(str(path)).expect_partial()
             state = self._state(path)
-            self._whole.read(str(path)).assert_consumed()
+            self._whole.restore(str(path)).assert_consumed()
         except (AssertionError, ValueError) as error:
             raise CheckpointError(f"{path} is of another model or optimizer: {one_line(error)}") from error
         except (tf.errors.OpError, OSError) as error:

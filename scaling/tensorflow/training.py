@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import transformers
+
 from scaling.check_plan import check_estimate, check_num_params
 from scaling.disk import writing
 from scaling.engines.optimizer import OptimizerSettings
@@ -128,6 +130,7 @@ def run(prepared: Prepared, config: TrainConfig, *, status: RunStatus) -> Summar
     Raises:
         ScalingError: the run cannot go on.
     """
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # ours is the one bar
     folder = open_run_folder(
         config.out,
         plan=config.plan,

@@ -62,7 +62,10 @@ def test_replicas_read_what_ranks_read(tmp_path: Path, replicas: int, accumulati
     steps = training_steps(data, strategy=strategy, accumulation=accumulation, first_step=first)
     for step, found in enumerate(islice(steps, 3), start=first):
         for rank, (inputs, labels) in enumerate(parts(strategy, found)):
-            wanted = data.micro_batches(step, rank=rank, world_size=replicas)
+            # What PyTorch's feed gives a rank (scaling/data/feed.py), one rank at a time.
+            draws = data.order.rank_draws(step, rank=rank, world_size=replicas, micro_batch_size=2)
+            wanted = [data.train.batch(draw) for draw in draws]
+            assert len(wanted) == accumulation
             assert inputs.shape == labels.shape == (accumulation, 2, 64)
             for index, batch in enumerate(wanted):
                 rows, columns = batch.labels.shape

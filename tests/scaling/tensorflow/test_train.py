@@ -37,9 +37,9 @@ def lines(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(flags(tmp_path, out="whole", steps=8)) == 0
-    assert "8 steps, loss" in capsys.readouterr().out
+    assert "8 steps, loss" in capfd.readouterr().out
 
     command = [sys.executable, "-m", "scaling.tensorflow.train", *flags(tmp_path, out="killed", steps=8)]
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -66,7 +66,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_both_frameworks_take_the_same_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     plan = plan_tiny(tmp_path / "plan", "mirrored", world_size=2)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -96,7 +96,7 @@ def test_both_frameworks_take_the_same_steps(
         assert run["peak_resident_bytes"] > run["predicted_peak_bytes"] > 0
         assert run["peak_device_bytes"] == pytest.approx(run["predicted_peak_bytes"], rel=0.5)
     assert (out / "comparison.png").read_bytes().startswith(b"\x89PNG")
-    assert "Largest difference in loss of a step" in capsys.readouterr().out
+    assert "Largest difference in loss of a step" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_both_frameworks_take_the_same_steps(
     ],
 )
 def test_what_it_cannot_do_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], more: list[str], message: str
 ) -> None:
     assert main([*flags(tmp_path, out="run", steps=4), *more]) == 2
-    assert message in capsys.readouterr().err
+    assert message in capfd.readouterr().err
 
 
-def test_a_plan_of_pytorch_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_of_pytorch_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plan = plan_tiny(tmp_path / "torch", "ddp", world_size=2)
     assert main(["--plan", str(plan), "--out", str(tmp_path / "run"), "--steps", "4"]) == 2
-    assert "the plan's strategy is ddp, which is pytorch's" in capsys.readouterr().err
+    assert "the plan's strategy is ddp, which is pytorch's" in capfd.readouterr().err
