@@ -112,11 +112,16 @@ def _unknown(path: str, block: str, name: str, value: Tree, table: KeyTable, fil
     return _finding(Severity.WARNING, Topic.HINT, file, path, message, f"take {path} out", removing(path))
 
 
+EXACT = ("compute_environment", "distributed_type")
+"""Words in capitals only."""
 QUOTED = ("mixed_precision", "distributed_type")
 """Where YAML 1.1 takes an unquoted ``no`` for false."""
 
 
 def _typed(path: str, value: Any, key: Key, file: str) -> Iterator[Finding]:
+    if value is None and path in EXACT:
+        message = f"{path} is empty, it should be one of {', '.join(key.choices)}"
+        yield _finding(Severity.ERROR, Topic.WRONG_TYPE, file, path, message, "give one of them", removing(path))
     if value is None or (key.kind == "any" and not key.choices):
         return
     if path in QUOTED and isinstance(value, bool):
@@ -135,9 +140,10 @@ def _typed(path: str, value: Any, key: Key, file: str) -> Iterator[Finding]:
     if judged.fit is Fit.CONVERTED:
         if "." in path and not isinstance(value, bool):  # travels as text through the environment
             return
+        is_refused = "." in path or path == "main_process_port"  # text that is no number; a socket takes no text
         yield _finding(
-            Severity.WARNING,
-            Topic.ACCEPTED_TYPE,
+            Severity.ERROR if is_refused else Severity.WARNING,
+            Topic.WRONG_TYPE if is_refused else Topic.ACCEPTED_TYPE,
             file,
             path,
             f"{path}={shown(value)} should be {judged.wanted}",
@@ -151,7 +157,8 @@ def _typed(path: str, value: Any, key: Key, file: str) -> Iterator[Finding]:
     repairs = () if better is MISSING else (setting(path, better),)
     message = f"{path}={shown(value)} should be {judged.wanted}"
     fix = f"write {shown(better)}" if repairs else f"give {judged.wanted}"
-    yield _finding(Severity.ERROR, Topic.WRONG_TYPE, file, path, message, fix, *(repairs or (removing(path),)))
+    severity = Severity.WARNING if path.startswith(("tpu", "command")) else Severity.ERROR  # read for TPU pods only
+    yield _finding(severity, Topic.WRONG_TYPE, file, path, message, fix, *(repairs or (removing(path),)))
 
 
 def _as_text(path: str, value: Any, key: Key) -> bool:
@@ -162,6 +169,8 @@ def _as_text(path: str, value: Any, key: Key) -> bool:
         return False  # it is split at commas
     is_plain = isinstance(value, bool | int | float | str)
     text = str(value).lower() if isinstance(value, bool) else str(value)
+    if key.choices and path in EXACT:
+        return False
     if key.choices:
         return is_plain and text.upper() in {str(each).upper() for each in key.choices}
     return is_plain and key.kind == "str" and "." in path

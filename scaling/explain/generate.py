@@ -65,6 +65,7 @@ def accelerate_table() -> Row:
         rows.extend(_launch_rows(action))
     words = _accelerate_words()
     rows = [row | ({"kind": "str", "choices": words[row["path"]]} if row["path"] in words else {}) for row in rows]
+    rows = [row | ({"at_least": 0, "at_most": 65535} if row["path"] == "main_process_port" else {}) for row in rows]
     return _table("accelerate", rows, strict=[""])
 
 
@@ -89,6 +90,10 @@ FLAT_DEEPSPEED = (
 )
 
 
+TEXT_FLAGS = ("zero3_init_flag", "zero3_save_16bit_model")
+"""Of the launcher, without a default that tells."""
+
+
 def _launch_rows(action: argparse.Action) -> Iterator[Row]:
     name = action.dest
     block = next((block for prefix, block in BLOCKS_OF_LAUNCH.items() if name.startswith(prefix)), None)
@@ -96,9 +101,10 @@ def _launch_rows(action: argparse.Action) -> Iterator[Row]:
         block = "deepspeed_config"
     if block is None or name == "dynamo_config":
         return
-    is_flag = action.default is False or action.default is True
+    is_flag = isinstance(action.default, bool) or action.default in ("true", "false") or name in TEXT_FLAGS
     kind = "bool" if is_flag else SIMPLE.get(action.type, "any") if isinstance(action.type, type) else "any"
     default = list(action.default) if isinstance(action.default, tuple) else action.default
+    default = default == "true" if default in ("true", "false") else default
     row: Row = {"path": f"{block}.{name}", "kind": kind, "default": default, "nullable": True}
     if action.choices:
         row["choices"] = [str(each) for each in action.choices]

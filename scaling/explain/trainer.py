@@ -73,6 +73,9 @@ def _former(name: str, tree: Tree, table: KeyTable, file: str) -> Finding:
 
 
 def _typed(name: str, value: Any, key: Key, file: str, syntax: Syntax) -> Iterator[Finding]:
+    if value is None and (key.choices or name in NULL_STOPS) and not key.nullable:
+        message = f"{name} is empty, which TrainingArguments do not take"
+        yield _finding(Severity.ERROR, Topic.WRONG_TYPE, file, name, message, f"take {name} out", removing(name))
     if value is None or value == AUTO:
         return
     if value is False and "no" in key.choices:
@@ -93,6 +96,10 @@ def _typed(name: str, value: Any, key: Key, file: str, syntax: Syntax) -> Iterat
     repairs = () if judged.better is MISSING else (setting(name, judged.better),)
     fix = f"write {shown(judged.better)}" if repairs else f"give {judged.wanted}"
     yield _finding(severity, topic, file, name, message, fix, *repairs)
+
+
+NULL_STOPS = ("dataloader_num_workers", "logging_steps", "save_steps", "warmup_steps")
+"""Numbers that are compared at once; elsewhere an empty value counts as off."""
 
 
 def _as_yaml(number: float) -> str:
@@ -124,6 +131,7 @@ def _clashes(tree: Tree, file: str) -> Iterator[Finding]:
         message = "fsdp_config without fsdp does nothing"
         yield _finding(Severity.NOTE, Topic.HINT, file, "fsdp_config", message, "set fsdp: true where it is meant")
     yield from _loop_clashes(tree, file)
+    yield from _step_counts(tree, file)
 
 
 def _loop_clashes(tree: Tree, file: str) -> Iterator[Finding]:
@@ -146,6 +154,25 @@ def _loop_clashes(tree: Tree, file: str) -> Iterator[Finding]:
         message = "dataloader_prefetch_factor without dataloader_num_workers: TrainingArguments stop"
         name = "dataloader_prefetch_factor"
         yield _finding(Severity.ERROR, Topic.CONTRADICTION, file, name, message, f"take {name} out", removing(name))
+
+
+def _step_counts(tree: Tree, file: str) -> Iterator[Finding]:
+    for name in ("logging_steps", "save_steps", "eval_steps"):
+        steps = tree.get(name)
+        if isinstance(steps, float) and steps > 1 and not steps.is_integer():
+            message = f"{name}={shown(steps)}: above 1 it is a whole number, below a share of all steps"
+            repair = setting(name, int(steps))
+            yield _finding(Severity.ERROR, Topic.WRONG_TYPE, file, name, message, f"write {int(steps)}", repair)
+    if tree.get("logging_steps") == 0 and tree.get("logging_strategy", "steps") == "steps":
+        message, fix = 'logging_steps=0: TrainingArguments stop; logging_strategy "no" logs nothing', "write it"
+        repairs = (removing("logging_steps"), setting("logging_strategy", "no"))
+        yield _finding(Severity.ERROR, Topic.CONTRADICTION, file, "logging_steps", message, fix, *repairs)
+    warm_up = tree.get("warmup_steps")
+    if isinstance(warm_up, int | float) and warm_up < 0:
+        message, fix = f"warmup_steps={shown(warm_up)} must not be below zero", "write 0"
+        yield _finding(
+            Severity.ERROR, Topic.CONTRADICTION, file, "warmup_steps", message, fix, setting("warmup_steps", 0)
+        )
 
 
 WHY = {

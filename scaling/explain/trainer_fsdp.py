@@ -41,11 +41,13 @@ def _words(given: object, version: int, file: str) -> Iterator[Finding]:
         return
     words = given.split() if isinstance(given, str) else [str(each) for each in given]
     for word in words:
-        if word.lower() not in WORDS and word.lower() not in ("true", "false"):
+        if word.lower() not in WORDS:
             near = nearest(word, WORDS, cutoff=0.6)
             message = f"fsdp: {shown(word)} is none of {', '.join(WORDS)}"
-            repairs = (setting("fsdp", " ".join(near if each == word else each for each in words)),) if near else ()
-            fix = f"write {near}" if near else "take it out"
+            better: object = " ".join(near if each == word else each for each in words) if near else None
+            better = word.lower() == "true" if word.lower() in ("true", "false") else better
+            repairs = () if better is None else (setting("fsdp", better),)
+            fix = "take it out" if better is None else f"write {shown(better)}"
             yield _said(Severity.ERROR, Topic.WRONG_TYPE, file, "fsdp", message, fix, *repairs)
         elif word.lower() in SHARDING_OF_FSDP1 and version == 2:
             message = f"fsdp: {word} is there with FSDP 1 only, and version 2 is the default since transformers 5"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from benchmarks.explain_configs import REFERENCE, explained, manifest
 from scaling.explain.explanation import Asked, explain
@@ -19,7 +20,7 @@ from scaling.explain.sources import FileKind, load_sources
 from scaling.explain.tree import leaves, put
 from strategies.emit.files import write_plan
 from tests.scaling.decisions import toy_decision
-from tests.scaling.explain.cases import errors, of_deepspeed
+from tests.scaling.explain.cases import errors, of_deepspeed, of_yaml
 from tests.scaling.explain.readers import as_handed_over, plugin_of, refused_by_accelerate, refused_by_deepspeed
 
 pytestmark = pytest.mark.deepspeed
@@ -117,6 +118,28 @@ def test_files_of_a_plan_have_no_mistake_and_stay_as_they_are(strategy: str, tmp
         alone = explain(load_sources([str(tmp_path / "deepspeed.json")]), Asked(world_size=4))
         assert alone.deepspeed == json.loads((tmp_path / "deepspeed.json").read_text())
         assert refused_by_deepspeed(alone.deepspeed or {}, ranks=4) is None
+
+
+LOOKED_AT = (
+    *("compute_environment", "distributed_type", "mixed_precision", "main_process_port", "num_processes"),
+    *(
+        path
+        for path in shipped_table("accelerate").keys
+        if path.startswith(("deepspeed_config.zero", "deepspeed_config.grad"))
+    ),
+    *("deepspeed_config.offload_optimizer_device", "deepspeed_config.offload_param_device"),
+)
+RUN = {"distributed_type": "DEEPSPEED", "mixed_precision": "bf16", "num_machines": 1, "num_processes": 2}
+
+
+@pytest.mark.parametrize("path", LOOKED_AT)
+def test_every_value_that_accelerate_refuses_is_an_error(path: str, tmp_path: Path) -> None:
+    for value in [*POOL, "auto", "no", "NO", 8]:
+        tree: dict[str, Any] = {**RUN, "deepspeed_config": {"zero_stage": 2}}
+        put(tree, path, value)
+        (tmp_path / "a.yaml").write_text(yaml.safe_dump(tree))
+        if refused := refused_by_accelerate(tmp_path / "a.yaml"):
+            assert errors(of_yaml(yaml.safe_dump(tree))), (value, refused)
 
 
 FLAT = ("issue_302_none_upper", "lmflow_dsz3", "swift_multinode_z3", "trl_ulysses", "trl_zero2")
