@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TENSORFLOW_STAMP := $(VENV)/.installed-tensorflow
 
-.PHONY: install demo test test-quick check format clean
+.PHONY: install install-tensorflow demo test test-quick check format clean
 
 install: $(STAMP)
 
@@ -15,7 +15,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[deepspeed,optimizers,loggers,dev]"
 	touch $(STAMP)
 
-# Two gigabytes that only its own tests need.
+install-tensorflow: $(TENSORFLOW_STAMP)
+
+# Two gigabytes that only TensorFlow's own commands and tests need.
 $(TENSORFLOW_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[tensorflow]"
 	touch $(TENSORFLOW_STAMP)
