@@ -33,7 +33,7 @@ from scaling.data.order import SampleOrder
 
 RESULTS = Path(__file__).parent / "results"
 STRATEGIES = ("ddp", "fsdp2", "zero2", "zero3")
-SEED, STEPS, SAVE_EVERY, EVAL_EVERY, GLOBAL_BATCH_SIZE = 11, 40, 2, 5, 8
+SEED, STEPS, SAVE_EVERY, EVAL_EVERY, GLOBAL_BATCH_SIZE = 11, 40, 2, 1, 8
 LONGEST_S = 4.0
 """Of the random times after which a rank is killed."""
 SHARE_WHILE_STARTING = 0.2
@@ -64,7 +64,7 @@ class Command:
             "steps": self.steps,
             "save-every": SAVE_EVERY,
             "eval-every": EVAL_EVERY,
-            "eval-batches": 1,
+            "eval-batches": 2,
             "eval-fraction": 0.2,
             "learning-rate": 1e-2,
             "warmup-steps": 2,
