@@ -7,24 +7,39 @@ import tensorflow as tf
 from scaling.engines.quiet import without_line
 from scaling.errors import EngineError
 
+_made: dict[int, tf.distribute.MirroredStrategy] = {}
+
 
 def mirrored_strategy(num_replicas: int) -> tf.distribute.MirroredStrategy:
     """Return the strategy over the first ``num_replicas`` GPUs, or over as many logical CPUs where there is no GPU.
 
-    TensorFlow settles its devices at its first operation: make the strategy with the most replicas before that.
+    TensorFlow settles its devices at its first operation: make the strategy with the most replicas before that. The
+    same one comes back when asked for again: TensorFlow 2.21 numbers the collectives of each from the same start, and
+    takes those of a second for those of the first.
 
     Raises:
-        EngineError: there are fewer GPUs, or TensorFlow already runs with fewer logical CPUs.
+        EngineError: there are fewer GPUs, TensorFlow already runs with fewer logical CPUs, or with another strategy of
+            several replicas.
     """
+    if num_replicas not in _made:
+        if earlier := [each for each in _made if min(each, num_replicas) > 1]:
+            raise EngineError(
+                f"num_replicas={num_replicas}, but this process has a strategy of {earlier[0]}; start a new process"
+            )
+        _made[num_replicas] = tf.distribute.MirroredStrategy(_devices(num_replicas))
+    return _made[num_replicas]
+
+
+def _devices(num_replicas: int) -> list[str]:
     with without_line("failed call to cuInit"):  # an error to TensorFlow 2.21, on every machine without a GPU
         gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         _split_cpu(num_replicas)
-        return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(num_replicas)])
+        return [f"CPU:{index}" for index in range(num_replicas)]
     if len(gpus) < num_replicas:
         raise EngineError(f"the plan is for gpus={num_replicas}, but TensorFlow sees {len(gpus)}; plan with --gpus")
     _allocate_as_needed(gpus)
-    return tf.distribute.MirroredStrategy([f"GPU:{index}" for index in range(num_replicas)])
+    return [f"GPU:{index}" for index in range(num_replicas)]
 
 
 def _split_cpu(num_devices: int) -> None:
