@@ -1,7 +1,7 @@
 """What does a save cost: seconds, bytes a rank, host memory; and how long does training wait for one in the background?
 
 Method: Llamas of three sizes under FSDP2 with AdamW in fp32, 1, 2 and 4 CPU ranks, after one optimizer step, so that
-both moments exist. Five saves each to a fresh folder: ours, ours in the background (the time until the call returns,
+both moments exist. Three saves each to a fresh folder: ours, ours in the background (the time until the call returns,
 and until the checkpoint is complete), and torch.distributed.checkpoint's save and async_save of the same model and
 optimizer. All of them flush to the disk. Medians of the slowest rank. Peak host memory is the kernel's (VmHWM, reset
 before each save), so it holds what a save needs besides the engine; on a CPU the state itself is host memory.
@@ -43,9 +43,9 @@ from strategies.units import MIB
 
 RESULTS = Path(__file__).parent / "results"
 RANKS = (1, 2, 4)
-SIZES = {"4M": (160, 8), "25M": (384, 12), "100M": (768, 12)}
+SIZES = {"5M": (160, 8), "19M": (320, 10), "71M": (640, 10)}
 """Hidden size and blocks."""
-REPEATS = 5
+REPEATS = 3
 KINDS = ("ours", "ours, in the background", "torch", "torch, async_save")
 
 
