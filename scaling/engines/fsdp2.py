@@ -72,6 +72,8 @@ class Fsdp2Engine(Engine):
     def accumulate(self, *, is_last: bool) -> Iterator[None]:
         if not self._sync_each_batch:
             cast(FSDPModule, self.model).set_requires_gradient_sync(is_last)
+            if is_last:
+                self._fill_up_window()
         yield
 
     def gathered_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -135,6 +137,20 @@ class Fsdp2Engine(Engine):
 
     def _forward(self, **inputs: torch.Tensor) -> Any:
         return self.model(**inputs)
+
+    def _fill_up_window(self) -> None:
+        """Give zeros to parameters that took no part in a window so far, in the format of the others' whole gradients.
+
+        torch 2.13 holds those in fp32 and reduces all of a block as one: a 16-bit gradient among them, of a weight that
+        only the last micro batch uses, or none does, ends in an assertion of ``foreach_reduce``.
+        """
+        parameters = list(fsdp_parameters(self.model))
+        if all(each.unsharded_accumulated_grad is None for each in parameters):
+            return  # no other format: fp32 throughout, or the only micro batch
+        for each in parameters:
+            unsharded = getattr(each, "_unsharded_param", None)
+            if unsharded is not None and unsharded.requires_grad and each.unsharded_accumulated_grad is None:
+                each.unsharded_accumulated_grad = torch.zeros_like(unsharded, dtype=each.reduce_dtype)
 
     @torch.no_grad()
     def _optimizer_step(self) -> tuple[torch.Tensor, bool]:

@@ -137,6 +137,15 @@ class TestEveryEngine:
         assert result["loss"] == pytest.approx((4 * math.log(2) + 3) / 5, rel=1e-6)
         assert result["tokens"] == 5
 
+    def test_schedule_counts_updates_not_micro_batches_or_ranks(self, ranks: list[Any], strategy: str) -> None:
+        # accelerate #963, #1096: from 1 to 0 over ten updates. Stepped per micro batch it is at zero after the third,
+        # and the weight stays at -1.18.
+        result, weight = seen(ranks, strategy, "schedule"), 0.0
+        assert result["rates"] == pytest.approx([1 - k / 10 for k in range(10)], rel=1e-12)
+        for k in range(10):  # the toy's gradient is 1 at a weight of zero: twice the logistic function of twice it
+            weight -= (1 - k / 10) * 2 / (1 + math.exp(-2 * weight))
+        assert result["weight"] == pytest.approx([weight], rel=1e-6)
+
     def test_bf16_weights_move_by_steps_smaller_than_their_spacing(self, ranks: list[Any], strategy: str) -> None:
         # A thousandth is a quarter of the spacing below one: without fp32 masters the weight would stay at one.
         expected = [float(torch.tensor(1 - 1e-3 * step).bfloat16()) for step in range(1, 9)]

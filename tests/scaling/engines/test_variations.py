@@ -15,7 +15,7 @@ from strategies.emit.files import PLAN_FILE, write_plan
 from strategies.job import OptimizerName, Precision
 from strategies.serialize import read_json
 from tests.scaling.decisions import plan_tiny
-from tests.scaling.engines.variations import EVERY, FSDP2, VARIATIONS, Outcomes, outcomes
+from tests.scaling.engines.variations import EVERY, FSDP2, VARIATIONS, WHOLE, Outcomes, outcomes
 from tests.scaling.launching import BIN, succeed
 
 pytestmark = [pytest.mark.distributed, pytest.mark.deepspeed, pytest.mark.slow]
@@ -73,6 +73,15 @@ def test_checkpointing_changes_no_bit(runs: Outcomes, name: str, kind: str) -> N
     found, without = runs.found[f"{name}-{kind}"], runs.found[name]
     assert (found.losses, found.norms) == (without.losses, without.norms)
     assert found.fingerprint == without.fingerprint
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_sizes_of_buckets_change_nothing(runs: Outcomes, name: str) -> None:
+    # DeepSpeed #5294, #8061: smaller than a tensor, as planned, and larger than the model.
+    for elements in (1000, 10**8):
+        found, planned = runs.found[f"{name}-buckets-of-{elements}"], runs.found[name]
+        assert largest_relative_difference(found.losses, planned.losses) < 1e-6
+        assert largest_relative_difference(found.norms, planned.norms) < 1e-6
 
 
 def test_training_went_somewhere(runs: Outcomes) -> None:

@@ -17,6 +17,8 @@ from strategies.job import Job, LossImplementation, OptimizerName, Precision
 from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
 from strategies.search import FixedParts
 
+BUCKET_SIZES = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Variation:
@@ -33,11 +35,15 @@ class Variation:
     loss: LossImplementation = LossImplementation.STANDARD
     optimizer: OptimizerName = OptimizerName.ADAMW
     fused_optimizer: bool = True
+    bucket_elements: int | None = None
+    """Of every buffer; None leaves them as planned."""
 
     def of(self, decision: Decision) -> Decision:
         """Return ``decision`` with what differs."""
+        sizes = {} if self.bucket_elements is None else dict.fromkeys(BUCKET_SIZES, self.bucket_elements)
         changed = replace(
             decision.plan,
+            buckets=replace(decision.plan.buckets, **sizes),
             strategy=self.strategy,
             activation_checkpointing=self.activation_checkpointing,
             checkpoint_every=self.checkpoint_every,
@@ -105,6 +111,11 @@ VARIATIONS = {
         strategy=StrategyName.DDP, loss=LossImplementation.FUSED, precision=Precision.FP16_AUTOCAST
     ),
     "zero3-fused-bf16": Variation(strategy=StrategyName.ZERO3, loss=LossImplementation.FUSED, precision=Precision.BF16),
+    **{
+        f"{name}-buckets-of-{elements}": Variation(strategy=name, bucket_elements=elements)
+        for name in WHOLE
+        for elements in (1000, 10**8)
+    },
     **{f"{name}-for-each": Variation(strategy=name, fused_optimizer=False) for name in EVERY},
     **{f"{name}-sgd": Variation(strategy=name, optimizer=OptimizerName.SGD) for name in WHOLE},
     "fsdp2-sgd": replace(FSDP2, optimizer=OptimizerName.SGD, fused_optimizer=False),

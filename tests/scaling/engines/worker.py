@@ -31,11 +31,22 @@ from scaling.loop import accumulate_gradients, evaluate, train_step
 from scaling.meter import NoMeter
 from scaling.models import DTYPES
 from scaling.nonfinite import Repeatable, first_nonfinite
+from scaling.schedule import LearningRate, ScheduleName
+from scaling.train_config import TrainConfig
 from strategies.job import Job, Precision
+from strategies.plan import OffloadDevice
 from tests.scaling.decisions import toy_decision
 from tests.scaling.engines.toy import LN_2, Gradient, Tokens, Toy
 
-STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
+CPU = OffloadDevice.CPU
+SHARDED_PLACES: dict[str, tuple[str, dict[str, Any]]] = {
+    "zero2-cpu-optimizer": ("zero2", {"offload_optimizer": CPU}),
+    "zero3-cpu-both": ("zero3", {"offload_optimizer": CPU, "offload_param": CPU}),
+    "fsdp2-cpu": ("fsdp2", {"offload_param": CPU}),
+    "fsdp2-whole-gradients": ("fsdp2", {"sync_each_batch": False}),
+}
+"""Engines whose states rest elsewhere, or whose gradients are reduced at another time."""
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp2", *SHARDED_PLACES)
 MicroBatch = Sequence[Gradient]
 Window = Sequence[MicroBatch]
 
@@ -120,6 +131,7 @@ def main(out: Path) -> None:
         with_sgd()
         mine[strategy] = {name: asdict(run_case(case, strategy)) for name, case in cases.items()}
         mine[strategy]["evaluation"] = run_evaluation(strategy)
+        mine[strategy]["schedule"] = run_schedule(strategy)
         with_adamw()
         mine[strategy] |= {
             name: asdict(run_case(on_rank_0(case), strategy)) for name, case in AFTER_A_BAD_WINDOW.items()
@@ -173,6 +185,24 @@ def run_evaluation(strategy: str) -> dict[str, float]:
     result = evaluate(engine, mine)
     engine.close()
     return {"loss": result.mean_loss, "tokens": result.num_loss_units}
+
+
+def run_schedule(strategy: str) -> dict[str, list[float]]:
+    """Ten updates by SGD, of four equal micro batches each: the rates that were used, and the weight at the end."""
+    tokens = Tokens()
+    window = [tokens.batch([ONE])] * 4
+    engine = make_engine(Toy(tokens.gradients), strategy, 4)
+    config = TrainConfig(
+        plan=Path("plan.json"), out=Path("run"), steps=10, learning_rate=1.0, schedule=ScheduleName.LINEAR
+    )
+    rate, rates = LearningRate(config), []
+    for _ in range(10):
+        engine.set_learning_rate(rate.at(engine.update_state.num_updates))
+        rates.append(engine.learning_rates[0])
+        train_step(engine, window)
+    weights = [p.detach().flatten().tolist() for name, p in engine.gathered_parameters() if name == "scorer.weight"]
+    engine.close()
+    return {"rates": rates, "weight": weights[0]}
 
 
 def run_slow_weights(strategy: str) -> list[float]:
@@ -241,9 +271,11 @@ def make_engine(
     max_norm: float = 0.0,
     precision: Precision = Precision.FP32,
 ) -> Engine:
+    name, changes = SHARDED_PLACES.get(strategy, (strategy, {}))
     decision = toy_decision(
-        strategy, world_size=dist.get_world_size(), accumulation=accumulation, max_norm=max_norm, precision=precision
+        name, world_size=dist.get_world_size(), accumulation=accumulation, max_norm=max_norm, precision=precision
     )
+    decision = replace(decision, plan=replace(decision.plan, **changes))
     settings = OptimizerSettings(weight_decay=0.0)
     return build_engine(model, decision=decision, settings=settings, device=torch.device("cpu"), meter=NoMeter())
 
