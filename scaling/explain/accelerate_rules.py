@@ -130,7 +130,7 @@ def kind(run: AccelerateRun) -> Iterator[Finding]:
         yield run.hint("deepspeed_config", message, "give zero_stage", severity=Severity.WARNING)
     old = "main_process_ip" in run.tree and run.tree["main_process_ip"] is None and "use_cpu" in run.tree
     if old and "rdzv_backend" not in run.tree:
-        yield run.say(Severity.NOTE, Topic.OLD, "", "written by accelerate 0.11 or earlier, and still read")
+        yield run.say(Severity.NOTE, Topic.OLD, "", "written by an early accelerate, and still read")
 
 
 def processes(run: AccelerateRun) -> Iterator[Finding]:

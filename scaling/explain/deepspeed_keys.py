@@ -56,7 +56,7 @@ def _removed_by_reader(table: KeyTable, block: str) -> tuple[str, ...]:
 
 
 def _removed(path: str, walk: _Walk) -> Finding:
-    why = REMOVED_DEEPSPEED_KEYS.get(path) or f"{walk.table.label} has removed it: {walk.table.removed[path]}"
+    why = REMOVED_DEEPSPEED_KEYS.get(path) or walk.table.removed[path].strip()
     instead = FORMER_DEEPSPEED_KEYS.get(path)
     value = get(walk.tree, path)
     repairs = [removing(path)]
@@ -66,7 +66,7 @@ def _removed(path: str, walk: _Walk) -> Finding:
         Severity.ERROR,
         Topic.VERSION,
         path,
-        f"{path} is of another version of DeepSpeed: {why}",
+        f"{path} is of another version of DeepSpeed, {walk.table.label} refuses it: {why}",
         fix=f'write {instead}: {{"device": "cpu"}} instead' if instead else f"take {path} out",
         repairs=tuple(repairs),
     )
@@ -91,7 +91,10 @@ def _unknown(path: str, block: str, name: str, walk: _Walk) -> Finding:
     if near and f"{block}.{near}" != path and get(walk.tree, f"{block}.{near}") is MISSING:
         fix, repairs = f"write {near}", (renaming(path, f"{block}.{near}"),)
     elif elsewhere:
-        fix = f"{name} belongs to {elsewhere.rpartition('.')[0] or 'the top level'}; take it out here"
+        place = elsewhere.rpartition(".")[0]
+        fix = f"{name} belongs to {place or 'the top level'}; take it out here"
+        if get(walk.tree, elsewhere) is MISSING and (not place or _has(walk.tree, place)):
+            fix, repairs = f"move it to {place or 'the top level'}", (renaming(path, elsewhere),)
     return walk.finding(
         Severity.ERROR if is_strict or near else Severity.WARNING,
         Topic.UNKNOWN_KEY,

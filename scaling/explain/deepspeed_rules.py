@@ -170,9 +170,8 @@ def nvme_buffer(run: DeepSpeedRun) -> Iterator[Finding]:
             f"buffer_size={size:,} elements{'' if run.value(key) else ' (the default)'}: a larger tensor, as most "
             f"embeddings are (vocabulary x hidden size), fails an assertion when it is swapped"
         )
-        yield run.say(
-            Severity.WARNING, Topic.WILL_FAIL, key, message, "give the elements of the largest tensor (--model tells)"
-        )
+        topic = Topic.HINT if run.value(key) else Topic.WILL_FAIL  # a size that was chosen may be right for its model
+        yield run.say(Severity.WARNING, topic, key, message, "give the elements of the largest tensor (--model tells)")
     elif largest is not None and largest > size:
         message = f"buffer_size={size:,} elements, but the model's largest tensor has {largest:,}: swapping it fails"
         yield run.say(Severity.ERROR, Topic.WILL_FAIL, key, message, f"give {largest:,}", setting(key, largest))

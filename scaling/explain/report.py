@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scaling.explain.explanation import Explanation
-from scaling.explain.findings import VALID, Finding, Topic, exit_code
+from scaling.explain.findings import Finding, Topic, exit_code, verdict
 from scaling.explain.fit import Fitting
 from scaling.explain.sources import PACKAGES, FileKind, Launcher
 from scaling.explain.tree import shown
@@ -111,9 +111,8 @@ def fit_lines(fit: Fitting) -> Iterator[str]:
 
 def as_json(found: Explanation, fit: Fitting | None, *, versions: Iterable[str] = ()) -> dict[str, Any]:
     """Return an explanation as it is printed with ``--json``."""
-    gravest = next((verdict for verdict in map(found.verdict_on, _names(found)) if verdict != VALID), VALID)
     answer: dict[str, Any] = {
-        "verdict": gravest,
+        "verdict": verdict(found.findings),
         "exit_code": exit_code(found.findings),
         "launcher": found.launcher,
         "world_size": found.world_size,
@@ -147,10 +146,6 @@ def _finite(value: Any) -> Any:
         value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
     )
     return value if is_plain else str(value)
-
-
-def _names(found: Explanation) -> Iterator[str]:
-    return (source.name for source in found.sources.all)
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

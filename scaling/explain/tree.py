@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -88,8 +89,6 @@ def whole(value: Any) -> int | None:
 
 def shown(value: Any, *, longest: int = 60) -> str:
     """Return a value as it would stand in JSON, cut where it is long."""
-    import json
-
     try:
         text = json.dumps(value, default=str)
     except (ValueError, TypeError, RecursionError):
