@@ -185,8 +185,9 @@ def _refuse_nvme(plan: Plan) -> None:
     for name, device in (("offload_optimizer", plan.offload_optimizer), ("offload_param", plan.offload_param)):
         if device is OffloadDevice.NVME:
             raise EngineError(
-                f"{name}=nvme can be planned but not trained: DeepSpeed needs Debian's libaio-dev to build its "
-                f"async_io operator, and with it 0.19.8 hangs in the first step on a CPU; plan again with {name}=cpu"
+                f"{name}=nvme can be planned but not trained: DeepSpeed 0.19.8 needs its async_io operator (Debian's "
+                f"libaio-dev), which hangs in the first step on a CPU, and checkpoints do not read states from its "
+                f"files; plan again with {name}=cpu"
             )
 
 
