@@ -3,7 +3,8 @@
 Method: one small Llama, fp32, 3 optimizer steps and a checkpoint under each of six ways on 1, 2 and 4 ranks; then each
 of the 18 goes on from each of the 18 checkpoints for 5 further steps, and what it ends with is compared with an
 uninterrupted run of its own: the largest difference in weights and in AdamW's moments. On the diagonal (the same way,
-the same ranks) it should be 0; elsewhere it is the order of sums of the first 3 steps. Run once.
+the same ranks) it should be 0; elsewhere it is the order of sums of the first 3 steps. Run once, from a clone that
+nobody edits: ranks import the program when they start, and one whose sums are rounded otherwise is another one.
 
 Usage: ``python -m benchmarks.resume_matrix``; it writes ``benchmarks/results/resume_matrix.json`` and ``.md``.
 """
