@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,20 +61,20 @@ def run_watched(command: Sequence[str], *, out: Path, log: Path) -> Watched:
 def _look(pid: int, watched: Watched, metrics: Path) -> None:
     if watched.first_step_s is None and metrics.is_file() and metrics.stat().st_size:
         watched.first_step_s = time.perf_counter()
-    for each in filter(_trains, _descendants(pid)):
+    for each in _trainers(pid):
         watched.peaks[each] = max(watched.peaks.get(each, 0), _highest_resident_bytes(each))
+
+
+def _trainers(pid: int) -> list[int]:
+    """Return the process itself, or those that it has launched; what they fork in turn looks like them for a moment."""
+    launched = _read(pid, f"task/{pid}/children").split()
+    return [pid] if _trains(pid) else [int(each) for each in launched if _trains(int(each))]
 
 
 def _trains(pid: int) -> bool:
     """Whether a process trains, and is neither a launcher nor a helper of one."""
     words = _read(pid, "cmdline").split("\0")
     return LAUNCHER not in words and not TRAINERS.isdisjoint(words)
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    yield pid
-    for child in _read(pid, f"task/{pid}/children").split():
-        yield from _descendants(int(child))
 
 
 def _highest_resident_bytes(pid: int) -> int:

@@ -121,7 +121,7 @@ class Checkpoints:
             self._whole.restore(str(path)).assert_consumed()
         except (AssertionError, ValueError) as error:
             raise CheckpointError(f"{path} is of another model or optimizer: {one_line(error)}") from error
-        except (tf.errors.OpError, OSError) as error:
+        except (tf.errors.OpError, OSError, IndexError, RuntimeError) as error:  # short files end in an IndexError
             raise _DamagedError(f"{path} is damaged: {one_line(error)}") from error
         self._engine.load_update_state(state.update_state)
         return state
