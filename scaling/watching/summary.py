@@ -78,7 +78,9 @@ class Summary:
         predicted = f"peak memory per rank: predicted {format_bytes(self.predicted_peak_bytes)}"
         if self.measured_peak_bytes is None or self.measured_over_predicted is None:
             return f"{predicted}, not measured"
-        measured = f"measured {format_bytes(self.measured_peak_bytes)} over {self.metered_steps} steps"
+        # TensorFlow's allocator counts in all of them.
+        steps = self.metered_steps or self.steps
+        measured = f"measured {format_bytes(self.measured_peak_bytes)} over {steps} steps"
         return f"{predicted}, {measured}: measured / predicted = {self.measured_over_predicted:.3f}"
 
 

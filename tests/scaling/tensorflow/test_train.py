@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,26 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path, capfd: pytest.Cap
     ]
     assert told[0] == told[1]
     assert len(told[0]) == 8 + 2
+
+
+def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "stopped"
+
+    def ask_to_stop() -> None:
+        while len(lines(out)) < 3:
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    asking = threading.Thread(target=ask_to_stop, daemon=True)
+    asking.start()
+    assert main([*flags(tmp_path, out="stopped", steps=5000), "--save-every", "0", "--eval-every", "0"]) == 0
+    asking.join()
+    told = capfd.readouterr().out
+    step = lines(out)[-1]["step"]
+    assert 3 <= step < 5000
+    assert told.startswith(f"stopped by SIGTERM after step {step} of 5000; saved in {out}/checkpoints/ckpt-{step}\n")
+    assert (out / "checkpoints" / f"ckpt-{step}.index").exists()
+    assert not (out / "final").exists()
 
 
 @pytest.mark.slow
