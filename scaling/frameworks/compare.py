@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -18,6 +17,7 @@ from scaling.frameworks.prepare import plans_of_both, write_first_weights
 from scaling.frameworks.processes import LAUNCHER, Watched, python, run_watched
 from scaling.frameworks.result import FrameworkComparison, FrameworkRun
 from scaling.run_folder import METRICS_FILE
+from scaling.watching.summary import versions
 from strategies.decision import Decision
 from strategies.emit.commands import TENSORFLOW_MODULE, TRAIN_MODULE
 from strategies.emit.files import PLAN_FILE, write_plan
@@ -26,7 +26,6 @@ from strategies.plan import Framework
 WARM_UP_STEPS = 3
 METERED_STEPS = 2
 """Optimizer states appear in the first: the second is the steady state."""
-PACKAGES = ("memory-scaling", "torch", "transformers", "tensorflow", "keras", "numpy")
 
 
 def compare_frameworks(
@@ -135,14 +134,8 @@ def _told(
 
 def _environment() -> dict[str, str]:
     """Return versions and the machine."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
     return {
-        **found,
+        **versions(),
         "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
         "load_at_the_end": ", ".join(f"{each:.1f}" for each in os.getloadavg()),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "not set"),

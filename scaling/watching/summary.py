@@ -137,7 +137,7 @@ def versions() -> dict[str, str]:
     from importlib import metadata
 
     found = {"python": platform.python_version()}
-    for name in ("memory-scaling", "torch", "transformers", "deepspeed", "accelerate", "datasets"):
+    for name in ("memory-scaling", "torch", "transformers", "deepspeed", "accelerate", "datasets", "tensorflow"):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
