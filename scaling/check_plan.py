@@ -214,8 +214,8 @@ def require_trainable_model(spec: ModelSpec) -> None:
 
 def _precisions(strategy: StrategyName, gpu: Gpu) -> tuple[Precision, ...]:
     """Return what the strategy's engine trains in on such a GPU."""
-    # DeepSpeed 0.19.8 keeps a second copy of the weights at every precision, so pure bf16 would be pure in name only; stage
-    # 3 too, where it shares them if ``tensor.device == self.device``, and the latter is a text (zero/stage3.py, line 1162).
+    # DeepSpeed 0.19.8 keeps a second copy of the weights at every precision, so pure bf16 would be pure in name only.
+    # Stage 3 shares them if ``tensor.device == self.device``, and that is a text (zero/stage3.py, line 1162).
     by_engine = [each for each in Precision if strategy not in STAGES or each is not Precision.BF16_PURE]
     return tuple(filter(gpu.computes_in, by_engine))
 
