@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.loss_alone import HUGGING_FACE, largest_alone, measure_alone
 from benchmarks.loss_memory import (
-    HUGGING_FACE,
     VOCABULARY,
     Setup,
+    decoder,
     measure_differences,
     measure_peaks,
+    ragged_batch,
     worst_excess,
 )
 from strategies.job import LossImplementation
@@ -27,6 +29,11 @@ def test_every_loss_is_as_near_to_torch_in_fp64_as_hugging_face() -> None:
     # In fp32 the worst parameter's gradient is off by some millionths whoever computes it; exact is nobody.
     assert all(0 < row.gradient < 1e-5 for row in measured)
     assert rows[LossImplementation.CHUNKED].gradient_to_standard < 1e-6
+    assert all(row.whole_gradient_to_standard < 1e-6 for row in measured)
+
+
+def test_every_loss_and_its_own_gradients_are_those_of_fp64_and_of_the_standard_one() -> None:
+    assert max(map(largest_alone, measure_alone(decoder(SMALL), ragged_batch(SMALL)))) < 1e-6
 
 
 def test_the_fused_loss_holds_a_part_of_what_hugging_face_holds() -> None:
