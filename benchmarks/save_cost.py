@@ -153,7 +153,12 @@ def _ours(engine: Engine, meeting: Meeting, target: Path, *, behind: bool = Fals
     facts = RunFacts(strategy="fsdp2", seed=0, identity={})
     checkpoints = Checkpoints(target, facts, meeting=meeting)
     checkpoints.save(engine, TrainingState(step=1, num_samples_seen=1), in_background=behind)
-    return checkpoints.finish
+
+    def finish() -> Path | None:
+        checkpoints.finish()
+        return checkpoints.latest
+
+    return finish
 
 
 def _ours_behind(engine: Engine, meeting: Meeting, target: Path) -> Started:

@@ -53,8 +53,9 @@ def safe_load(path: Path) -> Any:
     except (OSError, RuntimeError, ValueError, LookupError, AttributeError, TypeError, EOFError) as error:
         raise CheckpointError(f"cannot read {path}: {kind_and_line(error)}; take another checkpoint") from error
     except UnpicklingError as error:
+        reason = str(error).rpartition("WeightsUnpickler error: ")[2].strip().partition("\n")[0]
         raise CheckpointError(
-            f"{path} holds more than tensors and plain values, and was not opened: {kind_and_line(error)}"
+            f"{path} asks for more than tensors and plain values, which is never given: {reason}; take another checkpoint"
         ) from error
 
 

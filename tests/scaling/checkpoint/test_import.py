@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -138,22 +140,26 @@ def test_a_folder_that_is_none_is_said_to_be_none(config: Path, tmp_path: Path) 
 class Harmful:
     """What an attacker puts into a file of torch.save."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, function: Callable[..., Any], *args: str) -> None:
+        self._call = function, args
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self._path,)
+        return self._call
 
 
 def test_nothing_in_a_file_is_run(config: Path, saved: tuple[Path, Weights], tmp_path: Path) -> None:
     folder = shutil.copytree(saved[0] / "zero1", tmp_path / "copy")
     path = folder / (folder / "latest").read_text() / "mp_rank_00_model_states.pt"
-    content = torch.load(path, weights_only=False)
-    torch.save({**content, "harmful": Harmful(tmp_path / "touched")}, path)
+    content, touched = torch.load(path, weights_only=False), tmp_path / "touched"
+    torch.save({**content, "harmful": Harmful(open, str(touched), "w")}, path)
     torch.load(path, weights_only=False)
-    (tmp_path / "touched").unlink()  # so it would have worked
+    touched.unlink()  # so it would have worked
     assert run_import(folder, config, tmp_path / "model").exit_code == 0
-    assert not (tmp_path / "touched").exists()
+    torch.save({**content, "harmful": Harmful(os.system, f"touch {touched}")}, path)
+    result = run_import(folder, config, tmp_path / "other")
+    assert "asks for more than tensors and plain values, which is never given: " in str(result.exception)
+    assert "posix.system" in str(result.exception)
+    assert not touched.exists()
 
 
 def test_a_damaged_file_is_named(config: Path, saved: tuple[Path, Weights], tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ def train_and_save(decision: Decision, folder: Path, meter: Meter) -> object:
     for _ in range(2):
         train_step(engine, [batch] * decision.plan.gradient_accumulation_steps)
     saved = Checkpoints(folder, RunFacts(strategy="any", seed=0, identity={}), meeting=Meeting(timeout_s=60))
+    with meter.phase(Phase.EVALUATION):  # of nothing: what is there at rest
+        torch.empty(1)
     with meter.phase(Phase.SAVE):
         saved.save(engine, TrainingState(step=2, num_samples_seen=2))
     return engine
@@ -58,26 +60,17 @@ def decision_for(strategy: StrategyName) -> Decision:
 
 
 @pytest.mark.deepspeed
-@pytest.mark.parametrize(
-    ("strategy", "bytes_per_parameter"),
-    [
-        # Rajbhandari et al. 2020, arXiv:1910.02054, section 3.1: weights, masters and two moments; gradients are gone.
-        # FSDP2 has no 16-bit weights at rest.
-        (StrategyName.DDP, 14.0),
-        (StrategyName.ZERO3, 14.0 / 2),
-        (StrategyName.FSDP2, 12.0 / 2),
-    ],
-)
-def test_a_checkpoint_holds_nothing_beside_the_state(
-    strategy: StrategyName, bytes_per_parameter: float, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("strategy", [StrategyName.DDP, StrategyName.ZERO3, StrategyName.FSDP2])
+def test_a_checkpoint_holds_nothing_beside_the_state(strategy: StrategyName, tmp_path: Path) -> None:
     decision = decision_for(strategy)
     measured = highest(measure_ranks(partial(train_and_save, decision, tmp_path), world_size=2)).device()
-    found = {phase.phase: phase.total_bytes for phase in measured.phases}[Phase.SAVE]
-    assert found == pytest.approx(bytes_per_parameter * decision.num_params, rel=0.02)
-    # What the memory model says of saves is the export at the end, which gathers tensors.
-    predicted = {phase.phase: phase.total_bytes for phase in decision.estimate.memory.phases}[Phase.SAVE]
-    assert found <= predicted * 1.01
+    found = {phase.phase: phase.total_bytes for phase in measured.phases}
+    assert found[Phase.SAVE] - found[Phase.EVALUATION] < 0.01 * decision.num_params  # random states: 46 KiB
+    # Rajbhandari et al. 2020, arXiv:1910.02054, section 3.1: masters and two moments of the rank's part at least.
+    assert found[Phase.SAVE] > 12 * decision.num_params / (1 if strategy is StrategyName.DDP else 2)
+    # What the memory model says of saves is the export at the end, which gathers tensors: never less.
+    predicted = {phase.phase: phase.total_bytes for phase in decision.estimate.memory.phases}
+    assert found[Phase.SAVE] <= 1.01 * predicted[Phase.SAVE]
 
 
 def test_an_export_holds_a_tensor_at_a_time(tmp_path: Path) -> None:

@@ -72,9 +72,11 @@ def _ledger(
 
 
 def test_full_offload_of_33b_matches_the_report_that_it_fits() -> None:
-    # U218: 750 to 800 GB used on one node of 8 GPUs, training and saving; U217: 600 GB are not enough.
+    # U218: 750 to 800 GB used on one node of 8 GPUs, training and saving; U217: 600 GB are not enough. That trainer
+    # gathers the model to save it (DeepSpeed, gather_16bit_weights_on_model_save), and holds it twice; ours does not.
     ledger = _ledger(_llama_33b(), StrategyName.ZERO3, param=OffloadDevice.CPU)
-    assert 750 <= ledger.peak.total_bytes / GB <= 810
+    assert 750 <= (ledger.steady.total_bytes + 2 * ledger.model_checkpoint_bytes) / GB <= 810
+    assert ledger.save.total_bytes - ledger.steady.total_bytes < 0.1 * ledger.model_checkpoint_bytes
     assert ledger.steady.total_bytes / GB > 600
 
 
