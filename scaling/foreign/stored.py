@@ -55,7 +55,8 @@ def safe_load(path: Path) -> Any:
     except UnpicklingError as error:
         reason = str(error).rpartition("WeightsUnpickler error: ")[2].strip().partition("\n")[0]
         raise CheckpointError(
-            f"{path} asks for more than tensors and plain values, which is never given: {reason}; take another checkpoint"
+            f"{path} asks for more than tensors and plain values, which is never given: {reason}; take another "
+            f"checkpoint"
         ) from error
 
 
