@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
 import transformers
 
 from scaling.check_plan import check_estimate, check_num_params
@@ -31,6 +32,7 @@ from scaling.training_data import TrainingData, open_training_data
 from scaling.watching.loggers import check_loggers
 from scaling.watching.summary import Summary, summarise
 from scaling.watching.utilisation import Utilisation, utilisation_of
+from strategies.cluster import Cluster
 from strategies.decision import Decision
 from strategies.emit.commands import TENSORFLOW_MODULE
 from strategies.load_model import ResolvedModel, model_spec, resolve_model
@@ -76,6 +78,7 @@ def prepare(config: TrainConfig) -> Prepared:
     decision = read_plan(config.plan)
     _require_tensorflow(decision)
     _refuse_without_effect(config)
+    require_devices(decision.cluster)
     resolved = resolve_model(decision.model)
     spec = model_spec(resolved)
     require_possible_plan(spec, cluster=decision.cluster, job=decision.job, plan=decision.plan)
@@ -111,6 +114,23 @@ def _require_tensorflow(decision: Decision) -> None:
         raise LaunchError(
             f"WORLD_SIZE={ranks}: a launcher started this as one of several processes, but one drives all devices; "
             f"start it with python -m {TENSORFLOW_MODULE}"
+        )
+
+
+def require_devices(cluster: Cluster) -> None:
+    """Let TensorFlow see the devices that the plan is for, and no others; call it before TensorFlow looks for any.
+
+    Raises:
+        LaunchError: the plan is for GPUs that TensorFlow does not see: it would train on the CPU without a word.
+    """
+    if cluster.gpu.is_cpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        return
+    num_seen = len(tf.config.list_physical_devices("GPU"))
+    if num_seen < cluster.gpus:
+        raise LaunchError(
+            f"the plan is for {cluster.gpus} x gpu={cluster.gpu.name}, but TensorFlow sees {num_seen} GPUs here; where "
+            f"there are more, pip install 'tensorflow[and-cuda]', else plan with --gpu cpu"
         )
 
 

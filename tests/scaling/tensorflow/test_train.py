@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
+from typer.testing import CliRunner
 
+from scaling.cli import app
 from scaling.tensorflow.train import main
 from tests.scaling.decisions import plan_tiny
 from tests.scaling.launching import REPOSITORY, run_cli
@@ -133,6 +135,14 @@ def test_what_it_cannot_do_is_one_line(
 ) -> None:
     assert main([*flags(tmp_path, out="run", steps=4), *more]) == 2
     assert message in capfd.readouterr().err
+
+
+def test_a_plan_for_gpus_is_not_trained_on_a_cpu(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "llama-demo", "--framework", "tensorflow", "--gpus", "2", "--gpu", "A100-80GB-SXM"]
+    planned = [*words, "--seq-len", "64", "--global-batch-size", "4", "--out", str(tmp_path / "plan")]
+    assert CliRunner().invoke(app, planned).exit_code == 0
+    assert main(flags(tmp_path, out="run", steps=4)) == 2
+    assert "is for 2 x gpu=A100-80GB-SXM, but TensorFlow sees 0 GPUs here" in capfd.readouterr().err
 
 
 def test_a_plan_of_pytorch_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
