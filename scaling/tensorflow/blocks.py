@@ -38,18 +38,18 @@ class LlamaBlock(keras.layers.Layer):
             has_bias = config.has(f"model.layers.{{layer}}.{name}.bias")
             return Linear(inputs, outputs, has_bias=has_bias, stddev=config.initializer_range, policy=policy)
 
-        def norm(name: str, width: int) -> RmsNorm | None:
-            is_there = config.has(f"model.layers.{{layer}}.{name}.weight")
-            return RmsNorm(width, epsilon=config.norm_epsilon) if is_there else None
+        def norm(width: int) -> RmsNorm:
+            return RmsNorm(width, epsilon=config.norm_epsilon)
 
-        self.input_norm = norm("input_layernorm", spec.hidden_size)
+        self.input_norm = norm(spec.hidden_size)
         self.query = linear("self_attn.q_proj", spec.hidden_size, spec.query_size)
         self.key = linear("self_attn.k_proj", spec.hidden_size, spec.key_value_size)
         self.value = linear("self_attn.v_proj", spec.hidden_size, spec.key_value_size)
         self.out = linear("self_attn.o_proj", spec.query_size, spec.hidden_size)
-        self.query_norm = norm("self_attn.q_norm", spec.head_dim)
-        self.key_norm = norm("self_attn.k_norm", spec.head_dim)
-        self.mlp_norm = norm("post_attention_layernorm", spec.hidden_size)
+        has_head_norms = config.has("model.layers.{layer}.self_attn.q_norm.weight")
+        self.query_norm = norm(spec.head_dim) if has_head_norms else None
+        self.key_norm = norm(spec.head_dim) if has_head_norms else None
+        self.mlp_norm = norm(spec.hidden_size)
         self.gate = linear("mlp.gate_proj", spec.hidden_size, spec.intermediate_size)
         self.up = linear("mlp.up_proj", spec.hidden_size, spec.intermediate_size)
         self.down = linear("mlp.down_proj", spec.intermediate_size, spec.hidden_size)
@@ -62,8 +62,9 @@ class LlamaBlock(keras.layers.Layer):
 
     def _attention(self, hidden: tf.Tensor, shared: Shared) -> tf.Tensor:
         query, key, value = (self._heads(each(hidden)) for each in (self.query, self.key, self.value))
-        if self.query_norm is not None:
+        if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
+        assert shared.angles is not None
         mixed = attend(
             rotate(query, shared.angles),
             rotate(key, shared.angles),

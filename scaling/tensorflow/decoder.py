@@ -60,16 +60,15 @@ class Decoder(keras.Model):
         self._checkpoint_every = checkpoint_every
         width, stddev = spec.hidden_size, config.initializer_range
         self.embedding = Embedding(spec.vocab_size, width, stddev=stddev, policy=policy)
-        self.positions = None
-        block, norm = LlamaBlock, RmsNorm
-        if config.rotation is None:
-            self.positions = Embedding(spec.max_seq_len or 0, width, stddev=stddev, policy=policy)
-            block, norm = Gpt2Block, LayerNorm
+        has_positions = config.rotation is None
+        self.positions = (
+            Embedding(spec.max_seq_len or 0, width, stddev=stddev, policy=policy) if has_positions else None
+        )
+        block, norm = (Gpt2Block, LayerNorm) if has_positions else (LlamaBlock, RmsNorm)
         self.blocks = [block(config, layer=layer, policy=policy) for layer in range(spec.num_layers)]
         self.norm = norm(width, epsilon=config.norm_epsilon)
-        self.head = None
-        if not spec.tied_embeddings:
-            self.head = Linear(width, spec.vocab_size, has_bias=False, stddev=stddev, policy=policy)
+        has_head = not spec.tied_embeddings
+        self.head = Linear(width, spec.vocab_size, has_bias=False, stddev=stddev, policy=policy) if has_head else None
         self.built = True
 
     def call(self, ids: tf.Tensor, dropout_seed: tf.Tensor | None = None) -> tf.Tensor:

@@ -29,15 +29,16 @@ class ReplicaGradients:
         """Return the loss sum and the gradients of ``weight`` times it, over the first dimension: the micro batches."""
         context = tf.distribute.get_replica_context()
         seed = tf.random.experimental.stateless_fold_in(seed, context.replica_id_in_sync_group)
-        if self._sums is None:
+        sums = self._sums
+        if sums is None:
             return self._of_one(inputs[0], labels[0], weight, seed)
-        for total in self._sums:
+        for total in sums:
             total.assign(tf.zeros_like(total))
 
         def add(index: tf.Tensor, loss_sum: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             micro_seed = tf.random.experimental.stateless_fold_in(seed, index)
             loss, gradients = self._of_one(inputs[index], labels[index], weight, micro_seed)
-            for total, gradient in zip(self._sums, gradients, strict=True):
+            for total, gradient in zip(sums, gradients, strict=True):
                 total.assign_add(gradient)
             return index + 1, loss_sum + loss
 
@@ -48,7 +49,7 @@ class ReplicaGradients:
             (0, tf.constant(0.0, tf.float64)),
             parallel_iterations=1,
         )
-        return loss_sum, [total.read_value() for total in self._sums]
+        return loss_sum, [total.read_value() for total in sums]
 
     def loss_only(self, inputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         """Return the loss summed over all micro batches."""

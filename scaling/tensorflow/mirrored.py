@@ -129,8 +129,8 @@ class MirroredEngine:
                 objective=objective,
                 accumulates=gradient_accumulation_steps > 1,
             )
-        self._step = tf.function(self._step_in_graph)
-        self._loss_sums = tf.function(self._loss_sums_in_graph)
+        self._step = tf.function(self._step_in_graph, autograph=False)
+        self._loss_sums = tf.function(self._loss_sums_in_graph, autograph=False)
 
     @property
     def moments(self) -> dict[str, tf.Variable]:
