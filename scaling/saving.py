@@ -23,7 +23,9 @@ from scaling.train_config import OnSaveFailure, TrainConfig
 from scaling.training_data import TrainingData
 from scaling.watching.records import SaveFailureRecord
 from strategies.decision import Decision
+from strategies.emit.deepspeed import STAGES
 from strategies.emit.files import PLAN_FILE
+from strategies.job import OptimizerName
 from strategies.serialize import to_json
 from strategies.units import format_bytes
 
@@ -44,6 +46,23 @@ def check_resume(config: TrainConfig) -> None:
     if step == config.steps and not continues(config):  # in its own folder the model may still have to be exported
         raise CheckpointError(f"{config.resume} has done step {step} of steps={config.steps}; give more --steps")
     _require_not_beyond(step, config)
+
+
+def check_savable(config: TrainConfig, decision: Decision) -> None:
+    """Refuse to save what cannot be cut by parameters, before the first step instead of at the first save.
+
+    Raises:
+        CheckpointError: ZeRO's partitions hold 8-bit states, whose blocks are others than those of the parameters.
+    """
+    job, strategy = decision.job, decision.plan.strategy
+    if job.optimizer is not OptimizerName.ADAMW_8BIT or strategy not in STAGES:
+        return
+    if config.save_every:
+        raise CheckpointError(
+            f"save_every={config.save_every}, but the states of optimizer={job.optimizer} cannot be saved under "
+            f"{strategy}, which cuts their blocks; leave it out, or plan with --strategy ddp or another --optimizer"
+        )
+    logger.warning("optimizer=%s cannot be saved under %s: a signal ends this run for good", job.optimizer, strategy)
 
 
 def continues(config: TrainConfig) -> bool:

@@ -42,7 +42,7 @@ from scaling.run_folder import (
     check_run_folder,
     open_run_folder,
 )
-from scaling.saving import Saving, check_resume, continues, moves_aside
+from scaling.saving import Saving, check_resume, check_savable, continues, moves_aside
 from scaling.tasks.example import vocabulary
 from scaling.train_config import TrainConfig
 from scaling.trainer import train
@@ -94,6 +94,7 @@ def prepare(config: TrainConfig, launch: LaunchEnvironment, *, environ: Mapping[
     weights = choose_weights(resolved, init=config.init)
     check_loggers(config.loggers)
     check_resume(config)
+    check_savable(config, decision)
     check_run_folder(config.out, plan=config.plan, overwrite=moves_aside(config), continues=continues(config))
     data = open_training_data(
         config, decision, model_config=model_config, show_progress=launch.is_main, pins=device.type == "cuda"

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import scaling.saving
 from benchmarks.resume_pieces import largest_difference
+from scaling.checkpoint.errors import CheckpointError
+from scaling.saving import check_savable
 from scaling.train import main
+from scaling.train_config import TrainConfig
 from scaling.watching.earlier import keep_until
-from tests.scaling.decisions import plan_tiny
+from strategies.job import OptimizerName
+from strategies.plan import StrategyName
+from tests.scaling.decisions import plan_tiny, toy_decision
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.usefixtures("one_process")]
 
@@ -107,3 +113,17 @@ def test_metrics_of_steps_that_are_done_again_are_dropped(tmp_path: Path) -> Non
     keep_until(path, 2)
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n{"step": 2, "eval_loss": 1}\n'
     assert keep_until(tmp_path / "absent", 2) == []
+
+
+def test_8_bit_states_that_cannot_be_saved_are_refused_before_the_first_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    decision = toy_decision("zero3", world_size=1, accumulation=1)
+    in_8_bits = replace(decision, job=replace(decision.job, optimizer=OptimizerName.ADAMW_8BIT))
+    config = TrainConfig(plan=tmp_path, out=tmp_path, steps=2, save_every=1)
+    with pytest.raises(CheckpointError, match="save_every=1, but the states of optimizer=adamw-8bit cannot be saved"):
+        check_savable(config, in_8_bits)
+    check_savable(replace(config, save_every=0), in_8_bits)
+    assert "optimizer=adamw-8bit cannot be saved under zero3: a signal ends this run for good" in caplog.text
+    check_savable(config, decision)
+    check_savable(config, replace(in_8_bits, plan=replace(decision.plan, strategy=StrategyName.DDP)))
