@@ -145,10 +145,14 @@ class _Evaluation:
 
         Attention's comes when the other half has given back what it kept.
         """
-        again = Bytes(recomputed_block=self.block if self.num_checkpointed else 0)
+        if self.num_checkpointed:
+            return (
+                Bytes(activations=self.in_feed_forward, recomputed_block=self.block),
+                Bytes(activations=self.in_attention, recomputed_block=self.block - self.feed_forward),
+            )
         return (
-            again.plus(Bytes(activations=self.in_feed_forward)),
-            again.plus(Bytes(activations=self.in_attention - self.feed_forward)),
+            Bytes(activations=self.in_feed_forward),
+            Bytes(activations=self.in_attention - self.feed_forward),
         )
 
 
