@@ -55,6 +55,7 @@ def toy_engine(
         settings=OptimizerSettings(weight_decay=0.0),
         gradient_accumulation_steps=accumulation,
         objective=SUMS,
+        parameters={"weight": model.weight},
     )
 
 
