@@ -48,6 +48,8 @@ RANKS, SEQ_LEN, MICRO_BATCH_SIZE, ACCUMULATION = 2, 128, 2, 2
 TURNS, WARM_UP = 60, 4
 """Of which the first ones make optimizer states and learn the order of modules."""
 MEMORY_STEPS = 3
+LONGER = 512
+"""Tokens of a sample where logits are much of the memory; with fewer the states are, which are the same for both."""
 PAIRS: tuple[tuple[StrategyName, Baseline], ...] = (
     (StrategyName.DDP, "hand-written"),
     (StrategyName.ZERO2, "hand-written"),
@@ -79,6 +81,8 @@ class MemoryRow:
     """Ours beside the Trainer."""
 
     model: str
+    tokens: int
+    """Of a micro batch on one rank."""
     our_loss: LossImplementation
     our_bytes: int
     trainer_bytes: int
@@ -99,13 +103,16 @@ def main() -> int:
         )
         times.append(row)
     memory = [
-        peaks("llama-gqa", LossImplementation.STANDARD, limit=1.0),
-        peaks("qwen2-vocabulary", LossImplementation.STANDARD, limit=1.0),
-        peaks("qwen2-vocabulary", LossImplementation.FUSED, limit=0.6),
+        peaks("llama-gqa", LossImplementation.STANDARD, seq_len=SEQ_LEN, limit=1.0),
+        *(
+            peaks("qwen2-vocabulary", loss, seq_len=seq_len, limit=limit)
+            for seq_len in (SEQ_LEN, LONGER)
+            for loss, limit in ((LossImplementation.STANDARD, 1.0), (LossImplementation.FUSED, 0.6))
+        ),
     ]
     for each in memory:
         print(
-            f"{each.model}, {each.our_loss} loss: {each.our_bytes / 2**20:.1f} MiB, Trainer "
+            f"{each.model}, {each.tokens} tokens, {each.our_loss} loss: {each.our_bytes / 2**20:.1f} MiB, Trainer "
             f"{each.trainer_bytes / 2**20:.1f} MiB: ratio {each.ratio:.3f} (limit {each.limit})"
         )
     stored = {
@@ -137,10 +144,16 @@ def timed(strategy: StrategyName, other: Baseline, *, model: str = "llama-gqa", 
     )
 
 
-def plan(model: str, strategy: StrategyName, *, loss: LossImplementation = LossImplementation.STANDARD) -> Decision:
+def plan(
+    model: str,
+    strategy: StrategyName,
+    *,
+    loss: LossImplementation = LossImplementation.STANDARD,
+    seq_len: int = SEQ_LEN,
+) -> Decision:
     """Return the planner's decision on CPU ranks, with the benchmark's batch."""
     job = Job(
-        seq_len=SEQ_LEN,
+        seq_len=seq_len,
         global_batch_size=RANKS * MICRO_BATCH_SIZE * ACCUMULATION,
         precision=Precision.FP32,
         loss=loss,
@@ -192,12 +205,13 @@ class Watch:
         return time.perf_counter() - self._start
 
 
-def peaks(model: str, our_loss: LossImplementation, *, limit: float) -> MemoryRow:
+def peaks(model: str, our_loss: LossImplementation, *, seq_len: int, limit: float) -> MemoryRow:
     """Return the peaks of our trainer and the Trainer."""
-    ours = _peak(partial(_our_program, plan(model, StrategyName.DDP, loss=our_loss)))
-    trainers = _peak(partial(_trainer_program, plan(model, StrategyName.DDP)))
+    ours = _peak(partial(_our_program, plan(model, StrategyName.DDP, loss=our_loss, seq_len=seq_len)))
+    trainers = _peak(partial(_trainer_program, plan(model, StrategyName.DDP, seq_len=seq_len)))
     return MemoryRow(
         model=model,
+        tokens=MICRO_BATCH_SIZE * seq_len,
         our_loss=our_loss,
         our_bytes=ours,
         trainer_bytes=trainers,
