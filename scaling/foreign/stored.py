@@ -53,7 +53,8 @@ def safe_load(path: Path) -> Any:
     except (OSError, RuntimeError, ValueError, LookupError, AttributeError, TypeError, EOFError) as error:
         raise CheckpointError(f"cannot read {path}: {kind_and_line(error)}; take another checkpoint") from error
     except UnpicklingError as error:
-        reason = str(error).rpartition("WeightsUnpickler error: ")[2].strip().partition("\n")[0]
+        # torch's advice around it, to load the file all the same, is not ours.
+        reason = next((line for line in str(error).splitlines() if "GLOBAL" in line), type(error).__name__).rstrip(".")
         raise CheckpointError(
             f"{path} asks for more than tensors and plain values, which is never given: {reason}; take another "
             f"checkpoint"
