@@ -6,16 +6,18 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import scaling.saving
 from benchmarks.resume_pieces import largest_difference
-from scaling.checkpoint.errors import CheckpointError
-from scaling.saving import check_savable
+from scaling.checkpoint.errors import CheckpointError, SaveFailed
+from scaling.saving import Saving, check_savable
 from scaling.train import main
-from scaling.train_config import TrainConfig
+from scaling.train_config import OnSaveFailure, TrainConfig
 from scaling.watching.earlier import keep_until
+from scaling.watching.records import SaveFailureRecord
 from strategies.job import OptimizerName
 from strategies.plan import StrategyName
 from tests.scaling.decisions import plan_tiny, toy_decision
@@ -105,6 +107,25 @@ def test_space_for_a_checkpoint_is_asked_for_before_the_first_step(
     assert "a checkpoint needs 433.88 KiB, but" in said
     assert "has 1000 B free; free space, give another --out" in said
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def failed_saving(*, failed_step: int, begun_step: int) -> Saving:
+    """Return the saving of a run that is to continue, after one of its saves has failed."""
+    saving = object.__new__(Saving)
+    error = SaveFailed("no space")
+    saving._config = SimpleNamespace(on_save_failure=OnSaveFailure.CONTINUE)  # type: ignore[assignment]
+    saving._failures = [(SaveFailureRecord(step=failed_step, save_error=str(error)), error)]
+    saving._begun_step = begun_step
+    return saving
+
+
+def test_a_run_that_is_to_stop_does_not_say_that_it_has_saved_where_it_has_not() -> None:
+    told = failed_saving(failed_step=4, begun_step=4).failures(may_continue=False)
+    assert next(told).step == 4
+    with pytest.raises(SaveFailed, match="no space"):
+        next(told)
+    # An earlier one in the background had failed; that of the last step is whole.
+    assert [each.step for each in failed_saving(failed_step=2, begun_step=4).failures(may_continue=False)] == [2]
 
 
 def test_metrics_of_steps_that_are_done_again_are_dropped(tmp_path: Path) -> None:
