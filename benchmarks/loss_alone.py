@@ -68,7 +68,7 @@ def alone(hidden: torch.Tensor, weight: torch.Tensor, batch: Batch, *, loss: str
     elif loss == EXACT:
         value = functional.cross_entropy(head(hidden).flatten(0, 1), targets.flatten(), ignore_index=IGNORED_LABEL)
     elif loss == HUGGING_FACE:
-        value = ForCausalLMLoss(head(hidden), batch.labels, vocab_size=len(weight))  # type: ignore[no-untyped-call]
+        value = ForCausalLMLoss(head(hidden), batch.labels, vocab_size=len(weight))
     else:
         of_logits = token_sum_loss if loss == LossImplementation.STANDARD else chunked_token_sum_loss
         value = of_logits(head(hidden), batch.labels) / batch.num_loss_units
@@ -82,7 +82,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 def largest_alone(row: AloneRow) -> float:
     """Return the largest of a row's differences."""
-    return max(getattr(row, name) for name in AloneRow.__slots__ if name != "loss")
+    return max(float(getattr(row, name)) for name in AloneRow.__slots__ if name != "loss")
 
 
 def alone_table(rows: Sequence[AloneRow]) -> str:

@@ -30,7 +30,7 @@ from scaling.data.text_source import TextSource
 from scaling.data.token_store import build_token_store
 from scaling.data.tokenizer import tokenizer_for
 from scaling.data.tokenizer import vocab_size as tokenizer_vocab_size
-from scaling.errors import ConfigError
+from scaling.errors import ConfigError, one_line
 from scaling.models import kind_of
 from scaling.tasks.example import require_image_length, vocabulary
 from scaling.train_config import Packing, TrainConfig
@@ -199,14 +199,21 @@ def _labels(rows: Rows, config: TrainConfig, model_config: Any) -> Labels:
 def _image_reader(vision: Any, folder: Path | None) -> ImageReader:
     """Return the reader for the model's pictures; mean and deviation are those of its preprocessor_config.json."""
     file = folder / "preprocessor_config.json" if folder else None
-    settings = json.loads(file.read_text()) if file and file.is_file() else {}
+    settings = _read_settings(file) if file and file.is_file() else {}
     centre = [0.5] * vision.num_channels  # transformers' ViTImageProcessor, where nothing is said
-    return ImageReader(
-        size=vision.image_size,
-        num_channels=vision.num_channels,
-        mean=settings.get("image_mean", centre),
-        std=settings.get("image_std", centre),
-    )
+    mean, std = settings.get("image_mean", centre), settings.get("image_std", centre)
+    for name, values in (("image_mean", mean), ("image_std", std)):
+        if not isinstance(values, list) or len(values) != vision.num_channels:
+            raise ConfigError(f"{file} has {name}={values}, and the model has num_channels={vision.num_channels}")
+    return ImageReader(size=vision.image_size, num_channels=vision.num_channels, mean=mean, std=std)
+
+
+def _read_settings(file: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {file}: {one_line(error)}; correct it or take it away") from error
+    return settings if isinstance(settings, dict) else {}
 
 
 def _end_of_caption(model_config: Any, tokenizer: Any) -> int:

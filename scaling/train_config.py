@@ -14,6 +14,7 @@ from scaling.errors import ConfigError, one_line
 from scaling.lr_scales import lr_scale_problems
 from scaling.schedule import ScheduleName
 from scaling.watching.step_range import parse_step_range
+from strategies.serialize import expected_value
 
 NOT_NEGATIVE = (
     "warmup_steps",
@@ -311,5 +312,7 @@ def _validate(given: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
         try:
             values[field.name] = TypeAdapter(types[field.name]).validate_python(value)
         except ValidationError as error:
-            problems.append(f"{field.name}={value!r}: {error.errors()[0]['msg']}")
+            problem = error.errors()[0]
+            expected = expected_value(problem)
+            problems.append(f"{field.name}={value!r}" + (f" must be {expected}" if expected else f": {problem['msg']}"))
     return values

@@ -128,6 +128,8 @@ def _evaluation(engine: Engine, data: TrainingData, *, guard: RunGuard, step: in
     batches = data.evaluation_batches(rank=engine.rank, world_size=engine.data_parallel_size)
     in_passes = guard.ladder.cut(batches, engine.task)
     result = evaluate(engine, guard.progress.through(in_passes, "evaluation, batch"))
+    if not result.num_loss_units:  # the loss of nothing is zero, the best there is
+        raise TrainingError(f"step {step}: nothing that is held out has a label; check the data, or hold out more")
     if not math.isfinite(result.mean_loss):
         raise TrainingError(f"step {step}: eval_loss={result.mean_loss}; lower the learning rate, or check the data")
     return EvaluationRecord(

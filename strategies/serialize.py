@@ -20,6 +20,9 @@ _EXPECTED = {
     "float_type": "a number",
     "bool_type": "true or false",
     "string_type": "text",
+    "int_parsing": "a whole number",
+    "float_parsing": "a number",
+    "bool_parsing": "true or false",
     "tuple_type": "a list",
     "dataclass_type": "an object in braces",
     "dataclass_exact_type": "an object in braces",
@@ -52,9 +55,7 @@ def _fields(kind: type[Any]) -> tuple[tuple[str, bool], ...]:
     return tuple((name, text in ("float", "float | None")) for name, text in annotated)
 
 
-def from_json(
-    kind: type[T], text: str, *, source: str, advice: str = PLAN_AGAIN, name: str | None = None
-) -> T:
+def from_json(kind: type[T], text: str, *, source: str, advice: str = PLAN_AGAIN, name: str | None = None) -> T:
     """Return the ``kind`` that ``text`` holds, with every field checked; ``name``: what users call it.
 
     No type stands for another: ``true`` and ``"8"`` are no numbers, ``"no"`` is no boolean. A whole number is a float.
@@ -129,6 +130,12 @@ def read_json(kind: type[T], path: Path) -> T:
     return from_json(kind, text, source=str(path))
 
 
+def expected_value(problem: Any) -> str | None:
+    """Return what should have been given in the place of one of pydantic's mistakes; None where it is no wrong type."""
+    expected: str | None = _EXPECTED.get(problem["type"]) or problem.get("ctx", {}).get("expected")
+    return expected
+
+
 def _first_problem(problem: Any) -> str:
     """Return one mistake in words, with what was given where that is short."""
     where, kind = ".".join(str(part) for part in problem["loc"]) or "the whole file", problem["type"]
@@ -136,7 +143,7 @@ def _first_problem(problem: Any) -> str:
         return f"it is not JSON ({problem['ctx']['error']})"
     if kind == "missing":
         return f"{where} is missing"
-    expected = _EXPECTED.get(kind) or problem.get("ctx", {}).get("expected")
+    expected = expected_value(problem)
     given = problem.get("input")
     shown = json.dumps(given)[:100] if given is None or isinstance(given, bool | str | int | float) else "..."
     return f"{where}={shown} must be {expected}" if expected else f"{where}={shown}: {problem['msg']}"

@@ -176,7 +176,7 @@ class ClassifiedTexts:
 
     def batch(self, draw: Draw) -> Batch:
         rows = _rows_of(self._rows, draw.ids)
-        inputs = self._encode([str(row[self._text_column] or "") for row in rows])
+        inputs = self._encode(_texts(rows, self._text_column))
         return Batch(inputs=inputs, labels=_numbers(rows, self._labels), num_loss_units=len(rows))
 
 
@@ -192,7 +192,7 @@ class ClassifiedImages:
 
     def batch(self, draw: Draw) -> Batch:
         rows = _rows_of(self._rows, draw.ids)
-        pixels = self._read([row[self._image_column] for row in rows])
+        pixels = self._read(_pictures(rows, self._image_column))
         return Batch(inputs={"pixel_values": pixels}, labels=_numbers(rows, self._labels), num_loss_units=len(rows))
 
 
@@ -211,13 +211,24 @@ class CaptionedImages:
 
     def batch(self, draw: Draw) -> Batch:
         rows = _rows_of(self._rows, draw.ids)
-        inputs = self._encode([str(row[self._text_column] or "") for row in rows])
-        inputs["pixel_values"] = self._read([row[self._image_column] for row in rows])
+        inputs = self._encode(_texts(rows, self._text_column))
+        inputs["pixel_values"] = self._read(_pictures(rows, self._image_column))
         return Batch(inputs=inputs, labels=torch.zeros(len(rows), dtype=torch.long), num_loss_units=len(rows))
 
 
 def _rows_of(rows: Rows, ids: NDArray[np.int64]) -> list[Any]:
     return [rows.row(index) for index in ids.tolist()]
+
+
+def _texts(rows: Sequence[Any], column: str) -> list[str]:
+    """Return the text of each row; a missing one (null) is empty, and a number is its digits."""
+    return ["" if row[column] is None else str(row[column]) for row in rows]
+
+
+def _pictures(rows: Sequence[Any], column: str) -> list[Any]:
+    if any(row[column] is None for row in rows):
+        raise DataError(f"{column} is empty in a record; fill it, or leave such records out")
+    return [row[column] for row in rows]
 
 
 def _numbers(rows: Sequence[Any], labels: Labels) -> torch.Tensor:

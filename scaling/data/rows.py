@@ -21,6 +21,7 @@ from scaling.data.paths import expand_home
 from scaling.data.permutation import permute
 from scaling.data.source import open_source
 from scaling.data.tables import NamedDataset, TableFiles, open_dataset
+from scaling.errors import kind_and_line
 
 SPLIT_SEED = 0x5EED
 """Of which rows are held out: the same for every run, so that no run trains on what another was judged by."""
@@ -70,7 +71,13 @@ class DatasetRows(Rows):
         return len(self._dataset)
 
     def row(self, index: int) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self._dataset[index]
+        try:
+            found: Mapping[str, Any] = self._dataset[index]
+        except OSError as error:  # a picture that is cut off or none: PIL's error is one of these
+            raise DataError(
+                f"record {index + 1} of {self.description} cannot be read: {kind_and_line(error)}; correct it or leave "
+                f"it out"
+            ) from error
         return found
 
     @property

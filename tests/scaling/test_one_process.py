@@ -81,6 +81,16 @@ def test_an_evaluation_that_is_no_number_ends_the_run(
     assert not (plan.parent.parent / "run" / "final").exists()
 
 
+def test_an_evaluation_of_nothing_ends_the_run_and_is_no_loss_of_zero(
+    plan: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = EvaluationResult(mean_loss=0.0, num_loss_units=0, metrics={})
+    monkeypatch.setattr(scaling.trainer, "evaluate", lambda engine, batches: result)
+    flags = ["--plan", plan, "--out", plan.parent.parent / "run", "--steps", 3, "--eval-every", 1]
+    assert main([str(flag) for flag in flags]) == 2
+    assert "step 1: nothing that is held out has a label; check the data" in capfd.readouterr().err
+
+
 def test_a_full_disk_ends_a_run_with_one_line(
     plan: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

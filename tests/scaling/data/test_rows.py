@@ -13,7 +13,14 @@ import torch
 from PIL import Image
 
 from scaling.data.errors import DataError
-from scaling.data.labelled import ClassifiedTexts, ImageReader, TextEncoder, choose_column, read_labels
+from scaling.data.labelled import (
+    ClassifiedImages,
+    ClassifiedTexts,
+    ImageReader,
+    TextEncoder,
+    choose_column,
+    read_labels,
+)
 from scaling.data.order import Draw
 from scaling.data.rows import Rows, open_rows, split_rows
 from scaling.data.tokenizer import byte_tokenizer
@@ -149,6 +156,27 @@ def test_a_class_that_has_no_name_is_refused_before_training(tmp_path: Path) -> 
     table.save_to_disk(str(tmp_path / "saved"))
     with pytest.raises(DataError, match="holds -1; classes are counted from 0"):
         read_labels(open_rows(str(tmp_path / "saved")), "label", num_labels=2)
+
+
+def test_a_broken_picture_is_named_by_its_record(tmp_path: Path) -> None:
+    (tmp_path / "cats").mkdir()
+    Image.new("RGB", (8, 6)).save(tmp_path / "cats" / "0.png")
+    (tmp_path / "cats" / "1.png").write_bytes(b"no picture")
+    rows = open_rows(str(tmp_path), cache_dir=tmp_path / "cache")
+    assert rows.row(0)["image"].size == (8, 6)
+    with pytest.raises(DataError, match=r"record 2 of .* cannot be read: UnidentifiedImageError: .*; correct it"):
+        rows.row(1)
+
+
+def test_an_empty_picture_is_told_and_a_text_of_zero_is_a_text() -> None:
+    read = ImageReader(size=4, num_channels=3, mean=(0.5,) * 3, std=(0.5,) * 3)
+    labels = read_labels(TableOf(label=[0, 1]), "label", num_labels=2)
+    one = Draw(ids=np.array([0]), positions=np.array([0]))
+    with pytest.raises(DataError, match="image is empty in a record; fill it"):
+        ClassifiedImages(TableOf(image=[None], label=[0]), read, image_column="image", labels=labels).batch(one)
+    encode = TextEncoder(byte_tokenizer(), seq_len=4)
+    texts = ClassifiedTexts(TableOf(text=[0], label=[0]), encode, text_column="text", labels=labels)
+    assert texts.batch(one).inputs["input_ids"].tolist() == [[ord("0")]]
 
 
 @pytest.mark.parametrize(
