@@ -186,7 +186,7 @@ def _refuse_nvme(plan: Plan) -> None:
         if device is OffloadDevice.NVME:
             raise EngineError(
                 f"{name}=nvme can be planned but not trained: DeepSpeed 0.19.8 needs its async_io operator (Debian's "
-                f"libaio-dev), which hangs in the first step on a CPU, and checkpoints do not read states from its "
+                f"libaio-dev), which hung in the first step on a CPU, and checkpoints do not read states from its "
                 f"files; plan again with {name}=cpu"
             )
 
