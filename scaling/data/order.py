@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,10 @@ from scaling.data.permutation import permute
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+BLOCK = 4096
+"""Positions whose samples are worked out at once, in 2 ms; eight alone take 0.4 ms, in every step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +69,11 @@ class SampleOrder:
         end = start + count
         while start < end:
             epoch, offset = divmod(start, self.num_samples)
-            length = min(end - start, self.num_samples - offset)
-            positions = np.arange(offset, offset + length, dtype=np.uint64)
-            parts.append(permute(positions, size=self.num_samples, seed=self.seed, epoch=epoch))
-            start += length
-        return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, dtype=np.int64)
+            block, first = divmod(offset, BLOCK)
+            ids = _block(block, size=self.num_samples, seed=self.seed, epoch=epoch)[first : first + end - start]
+            parts.append(ids)
+            start += len(ids)
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     def global_batch(self, step: int) -> NDArray[np.int64]:
         """Return the sample ids of optimizer step ``step``, counted from 0, shape (global_batch_size,)."""
@@ -107,6 +112,13 @@ class SampleOrder:
         """Return the fewest optimizer steps that cover ``epochs``; the last may take samples of the following epoch."""
         samples = math.ceil(round(epochs * self.num_samples, 6))  # 1.1 * 10 is 11.000000000000002
         return -(-samples // self.global_batch_size)
+
+
+@lru_cache(maxsize=4)
+def _block(block: int, *, size: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Return the samples at the positions of one block of an epoch; the last one is shorter. Not to be written to."""
+    positions = np.arange(block * BLOCK, min(size, (block + 1) * BLOCK), dtype=np.uint64)
+    return permute(positions, size=size, seed=seed, epoch=epoch).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
