@@ -168,11 +168,14 @@ def _print_converted(
 
 
 def _fix(found: Explanation, asked: Asked, *, out: Path | None, overwrite: bool) -> None:
-    from scaling.explain.fixing import fixed_files, write_fixed
+    from scaling.explain.fixing import fixed_files, left_to_do, write_fixed
 
     files = fixed_files(found, asked, folder=out.expanduser() if out else None)
     write_fixed(files, overwrite=overwrite)
     for each in files:
         typer.echo(f"wrote {each.path}{f', for {each.original}' if each.original else ''}", err=True)
-    if not files:
+    left = left_to_do(found, asked)
+    for error in left:
+        typer.echo(f"left for you: {error.message} -> {error.fix}", err=True)
+    if not files and not left:
         typer.echo("nothing to correct", err=True)

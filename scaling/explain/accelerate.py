@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from scaling.explain.accelerate_engine_rules import ENGINE_RULES
@@ -10,7 +11,7 @@ from scaling.explain.accelerate_rules import KIND_RULES, AccelerateRun, names_fi
 from scaling.explain.deepspeed import Explained
 from scaling.explain.findings import Finding
 from scaling.explain.key_table import KeyTable
-from scaling.explain.repair import as_read
+from scaling.explain.repair import as_meant, as_read
 from scaling.explain.tree import Tree, block, leaves, whole
 from scaling.explain.values import Origin, Value
 
@@ -35,7 +36,8 @@ def processes_of(tree: Tree) -> int | None:
 
 def explain_accelerate(run: AccelerateRun, keys: list[Finding], table: KeyTable) -> Explained:
     """Return an accelerate configuration resolved."""
-    findings = [*keys, *rule_findings(run, KIND_RULES), *rule_findings(run, ENGINE_RULES)]
+    meant = replace(run, tree=as_meant(run.tree, keys))
+    findings = [*keys, *rule_findings(meant, KIND_RULES), *rule_findings(meant, ENGINE_RULES)]
     values = [Value(key=path, value=value, origin=Origin.FILE, by=run.file) for path, value in leaves(run.tree)]
     return Explained(tree=run.tree, values=(*values, *_defaults(run, table)), findings=tuple(findings))
 

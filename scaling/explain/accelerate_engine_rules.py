@@ -52,7 +52,7 @@ def flat_offload(run: AccelerateRun) -> Iterator[Finding]:
             message = f"{key}={shown(given)} should be one of {', '.join(DEVICES)}"
             fix = f"write {near}" if near else "give one of them"
             yield run.say(Severity.ERROR, Topic.WRONG_TYPE, key, message, fix, setting(key, near or "none"))
-        elif device != "none" and run.stage < least:
+        elif device != "none" and run.has_stage and run.stage < least:
             needs = "stage 3" if least == 3 else "ZeRO"
             message = f"{key}={device} at zero_stage {run.stage}: only {needs} offloads that"
             yield run.clash(key, message, f"write none, or set zero_stage={least}", setting(key, "none"))

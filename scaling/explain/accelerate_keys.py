@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from scaling.explain.findings import Finding, Repair, Severity, Topic, removing, renaming, setting
-from scaling.explain.history import ACCELERATE_RENAMED, ACCELERATE_WITHOUT_EFFECT
+from scaling.explain.history import ACCELERATE_REMOVED, ACCELERATE_RENAMED, ACCELERATE_WITHOUT_EFFECT
 from scaling.explain.key_table import Key, KeyTable, nearest, shipped_table
 from scaling.explain.tree import AUTO, MISSING, Tree, has, shown
 from scaling.explain.value_types import Fit, judge
@@ -49,17 +49,23 @@ def _unknown_at_top(name: str, tree: Tree, table: KeyTable, file: str) -> Findin
         fix, repairs = f"write {near}", (renaming(name, near),)
     elif elsewhere and not has(tree, elsewhere):
         fix, repairs = f"put it into {elsewhere.partition('.')[0]}", (renaming(name, elsewhere),)
+    if name in ACCELERATE_REMOVED:
+        message = f"{name} is of earlier versions, {table.label} refuses the file: {ACCELERATE_REMOVED[name]}"
+        return _finding(Severity.ERROR, Topic.VERSION, file, name, message, f"take {name} out", removing(name))
     message = f"{name} is no key of {table.label}{f', the nearest is {near}' if near else ''}: it refuses the file"
     return _finding(Severity.ERROR, Topic.UNKNOWN_KEY, file, name, message, fix, *repairs)
 
 
 def _former_at_top(name: str, value: Any, key: Key, file: str) -> Finding:
+    instead = key.deprecated_for
     if name == "fp16":
-        repairs = [removing(name), setting("mixed_precision", "fp16" if value is True else "no")]
+        precision = "fp16" if value is True else "no"
+        repairs, instead = [removing(name), setting("mixed_precision", precision)], f"mixed_precision: '{precision}'"
     else:
         repairs = [removing(name)] if value == "NO" else [renaming(name, key.deprecated_for or "")]
     message = f"{name}={shown(value)} is of an earlier accelerate, now {key.deprecated_for}"
-    return _finding(Severity.WARNING, Topic.DEPRECATED, file, name, message, f"write {key.deprecated_for}", *repairs)
+    fix = f"take {name} out" if value == "NO" else f"write {instead}"
+    return _finding(Severity.WARNING, Topic.DEPRECATED, file, name, message, fix, *repairs)
 
 
 def _in_block(block: str, value: Any, table: KeyTable, file: str) -> Iterator[Finding]:

@@ -64,6 +64,11 @@ class AccelerateRun:
         """Of ZeRO, by the flat key; accelerate's default is 2."""
         return whole(self.deepspeed.get("zero_stage", 2)) or 0
 
+    @property
+    def has_stage(self) -> bool:
+        """Whether the stage is a number."""
+        return whole(self.deepspeed.get("zero_stage", 2)) is not None
+
     def size(self, name: str) -> int:
         """Return a size of parallelism_config, 1 where it is not given."""
         return whole(get(self.tree, f"parallelism_config.parallelism_config_{name}_size", 1)) or 1

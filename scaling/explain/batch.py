@@ -52,7 +52,8 @@ def batch_findings(tree: Tree, *, file: str, ranks: int | None) -> list[Finding]
     if found:
         return found
     if batch.total is None and batch.micro is None:
-        return [] if batch.is_auto else [_no_sizes(file)]
+        is_given = any(get(tree, name, None) is not None for name in (TOTAL, MICRO))  # as "auto", or as no number
+        return [] if batch.is_auto or is_given else [_no_sizes(file)]
     if batch.is_auto and (batch.total is None or batch.micro is None):
         return []
     return list(_without_ranks(batch, file) if ranks is None else _with_ranks(batch, file, ranks))

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from scaling.explain.explanation import Explanation
+from scaling.explain.lost import lost_in
 from scaling.explain.settings import ZERO, Settings, settings_of
 from scaling.explain.sources import FileKind, Target
-from scaling.explain.tree import AUTO, Tree, block, get, leaves
+from scaling.explain.tree import AUTO, Tree, block, get, leaves, without_nulls
 from scaling.explain.yaml_text import yaml_text
 from strategies.errors import ScalingError
 from strategies.job import Precision
@@ -38,23 +39,23 @@ def convert(found: Explanation, target: Target) -> Converted:
     if errors:
         raise ScalingError(f"{errors[0].file}: {errors[0].message}; correct it first (--fix), then convert")
     settings = settings_of(found)
-    notes = [f"{name} has no word there and is left out" for name in settings.left_out]
+    notes = lost_in(target, settings)
     match target:
         case Target.DEEPSPEED:
             tree, more = deepspeed_json(settings)
-            return Converted(text=json.dumps(tree, indent=2) + "\n", notes=(*more,))
+            return Converted(text=json.dumps(tree, indent=2) + "\n", notes=(*notes, *more))
         case Target.ACCELERATE:
-            return Converted(text=yaml_text(accelerate_tree(settings)), notes=(*notes, *_lost_batch(settings)))
+            return Converted(text=yaml_text(accelerate_tree(settings)), notes=tuple(notes))
         case Target.TRAINING_ARGS:
             arguments = training_arguments(settings, _given_arguments(found))
-            return Converted(text=json.dumps(arguments, indent=2) + "\n", notes=())
-    return Converted(text=json.dumps(plan_tree(settings), indent=2) + "\n", notes=(*notes, *_open(settings)))
+            return Converted(text=json.dumps(arguments, indent=2) + "\n", notes=tuple(notes))
+    return Converted(text=json.dumps(plan_tree(settings), indent=2) + "\n", notes=tuple(notes))
 
 
 def deepspeed_json(settings: Settings) -> tuple[Tree, list[str]]:
     """Return a DeepSpeed configuration, and the "auto" that is left in it."""
     if settings.deepspeed is not None:
-        tree = _without_nulls(settings.deepspeed)
+        tree = without_nulls(settings.deepspeed)
         left = [path for path, value in leaves(tree) if value == AUTO]
         return tree, [f'"auto" is left at {", ".join(left)}: the Trainer or accelerate fills it in'] if left else []
     stage = 2 if settings.strategy is StrategyName.FSDP2 and not settings.reshard_after_forward else 3
@@ -67,15 +68,6 @@ def deepspeed_json(settings: Settings) -> tuple[Tree, list[str]]:
     }
     notes = ["weights are kept in 16 bits beside fp32 masters, where FSDP and autocast keep fp32 alone"]
     return tree, notes if settings.precision in (Precision.BF16_AUTOCAST, Precision.FP16_AUTOCAST) else []
-
-
-def _without_nulls(tree: Tree) -> Tree:
-    """Return a configuration without keys that hold nothing, as accelerate's ``nvme_path`` of an offload to the CPU."""
-    return {
-        name: _without_nulls(value) if isinstance(value, dict) else value
-        for name, value in tree.items()
-        if value is not None
-    }
 
 
 def _precision_blocks(precision: Precision | None) -> Tree:
@@ -99,7 +91,7 @@ def accelerate_tree(settings: Settings) -> Tree:
     tree: Tree = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": _distributed_type(settings),
-        "mixed_precision": _mixed_precision(settings.precision),
+        **({} if settings.precision is None else {"mixed_precision": _mixed_precision(settings.precision)}),
         "num_machines": 1,
         "machine_rank": 0,
     }
@@ -112,6 +104,10 @@ def accelerate_tree(settings: Settings) -> Tree:
     return tree
 
 
+POLICY = "TRANSFORMER_BASED_WRAP"
+"""Where none is given: NO_WRAP, the default, gathers the whole model at once."""
+
+
 def _distributed_type(settings: Settings) -> str:
     if settings.strategy is StrategyName.FSDP2:
         return "FSDP"
@@ -120,8 +116,8 @@ def _distributed_type(settings: Settings) -> str:
     return "DEEPSPEED"
 
 
-def _mixed_precision(precision: Precision | None) -> str:
-    if precision is None or precision is Precision.FP32:
+def _mixed_precision(precision: Precision) -> str:
+    if precision is Precision.FP32:
         return "no"
     return "bf16" if precision.is_bf16 else "fp16"
 
@@ -149,29 +145,17 @@ def _flat_deepspeed(settings: Settings) -> Tree:
 
 
 def _fsdp_block(settings: Settings) -> Tree:
+    wrapping = {"auto_wrap_policy": POLICY, "state_dict_type": "SHARDED_STATE_DICT", **(settings.wrapping or {})}
+    layers = wrapping.get("transformer_layer_cls_to_wrap")
+    if isinstance(layers, list):
+        wrapping["transformer_layer_cls_to_wrap"] = ",".join(map(str, layers))
     return {
         "fsdp_version": 2,
         "fsdp_reshard_after_forward": settings.reshard_after_forward,
         "fsdp_offload_params": settings.offload_param is not OffloadDevice.NONE,
         "fsdp_activation_checkpointing": settings.activation_checkpointing is ActivationCheckpointing.FULL,
-        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        **{f"fsdp_{name}": value for name, value in wrapping.items()},
     }
-
-
-def _lost_batch(settings: Settings) -> list[str]:
-    if settings.micro_batch_size is None:
-        return []
-    kept = "gradient_accumulation_steps" if settings.strategy in STAGE else "nothing of the batch"
-    found = [
-        f"micro_batch_size={settings.micro_batch_size} is the batch_size of your DataLoader; the YAML keeps {kept}"
-    ]
-    zero = block(settings.deepspeed or {}, ZERO)
-    known = ("stage", "offload_optimizer", "offload_param", "stage3_gather_16bit_weights_on_model_save")
-    lost = [name for name in zero if name not in known]
-    if lost:
-        found.append(f"flat keys have no word for {', '.join(lost)}; keep them in the JSON and name it there")
-    return found
 
 
 def training_arguments(settings: Settings, given: Tree | None) -> Tree:
@@ -183,8 +167,9 @@ def training_arguments(settings: Settings, given: Tree | None) -> Tree:
         arguments["gradient_accumulation_steps"] = settings.gradient_accumulation_steps
     if settings.gradient_clipping is not None:
         arguments["max_grad_norm"] = settings.gradient_clipping
-    mixed = _mixed_precision(settings.precision)
-    arguments |= {"bf16": mixed == "bf16", "fp16": mixed == "fp16"}
+    if settings.precision is not None:
+        mixed = _mixed_precision(settings.precision)
+        arguments |= {"bf16": mixed == "bf16", "fp16": mixed == "fp16"}
     if (
         settings.activation_checkpointing is ActivationCheckpointing.FULL
         and settings.strategy is not StrategyName.FSDP2
@@ -200,7 +185,8 @@ def training_arguments(settings: Settings, given: Tree | None) -> Tree:
             "reshard_after_forward": settings.reshard_after_forward,
             "cpu_offload": settings.offload_param is not OffloadDevice.NONE,
             "activation_checkpointing": settings.activation_checkpointing is ActivationCheckpointing.FULL,
-            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "auto_wrap_policy": POLICY,
+            **(settings.wrapping or {}),
         }
     return arguments
 
@@ -229,7 +215,7 @@ _FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accum
 def _for_trainer(tree: Tree) -> Tree:
     """Return a DeepSpeed configuration whose batch the arguments decide."""
     kept = {name: value for name, value in tree.items() if name not in (*_FILLED, "steps_per_print")}
-    return {**dict.fromkeys(_FILLED, AUTO), **kept, ZERO: block(tree, ZERO) or {"stage": 0}}
+    return without_nulls({**dict.fromkeys(_FILLED, AUTO), **kept, ZERO: block(tree, ZERO) or {"stage": 0}})
 
 
 def _given_arguments(found: Explanation) -> Tree | None:
@@ -260,17 +246,3 @@ def plan_tree(settings: Settings) -> Tree:
 
 def _given(values: Tree) -> Tree:
     return {name: plain(value) for name, value in values.items() if value is not None}
-
-
-def _open(settings: Settings) -> list[str]:
-    names = (
-        "world_size",
-        "global_batch_size",
-        "micro_batch_size",
-        "precision",
-        "optimizer",
-        "activation_checkpointing",
-    )
-    missing = [name for name in names if getattr(settings, name) is None]
-    told = "; --model, --seq-len and --gpu make it a plan.json" if missing or settings.world_size is None else ""
-    return [f"the files do not say: {', '.join(missing)}{told}"] if missing else []

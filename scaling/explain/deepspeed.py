@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scaling.explain.auto_values import Surroundings, fill, wants_filling
@@ -14,7 +14,7 @@ from scaling.explain.deepspeed_parts_rules import PART_RULES
 from scaling.explain.deepspeed_rules import STAGE_RULES, ZERO, DeepSpeedRun, rule_findings
 from scaling.explain.findings import Finding, Severity, Topic
 from scaling.explain.key_table import BLOCK, KeyTable
-from scaling.explain.repair import as_read
+from scaling.explain.repair import as_meant, as_read
 from scaling.explain.sources import Launcher
 from scaling.explain.tree import AUTO, Tree, get, has, leaves, put, whole
 from scaling.explain.values import Origin, Value
@@ -41,19 +41,21 @@ def explain_deepspeed(
 ) -> Explained:
     """Return a DeepSpeed configuration resolved; ``non_data_ranks``: ranks that see the same data."""
     keys = key_findings(tree, table, file=file)
-    read = as_read(tree, keys)
+    read, meant = as_read(tree, keys), as_meant(tree, keys)
     ranks = _data_ranks(read, around.world_size, non_data_ranks)
-    run = DeepSpeedRun(tree=read, file=file, launcher=around.launcher, ranks=ranks, largest_parameter=largest_parameter)
+    run = DeepSpeedRun(
+        tree=meant, file=file, launcher=around.launcher, ranks=ranks, largest_parameter=largest_parameter
+    )
     resolved, values, autos = _resolved(read, table, around, file=file)
     findings = [
         *keys,
-        *batch_findings(read, file=file, ranks=ranks),
+        *batch_findings(meant, file=file, ranks=ranks),
         *rule_findings(run, STAGE_RULES),
         *rule_findings(run, PART_RULES),
         *_auto_findings(autos, file=file, around=around, table=table),
     ]
     values = _with_batch(values, resolved, ranks, file)
-    values += _defaults(resolved, table, run)
+    values += _defaults(resolved, table, replace(run, tree=read))
     return Explained(tree=resolved, values=tuple(values), findings=tuple(findings))
 
 

@@ -13,10 +13,10 @@ from scaling.explain.history import (
     RENAMED_DEEPSPEED_KEYS,
 )
 from scaling.explain.key_table import BLOCK, Key, KeyTable, nearest
-from scaling.explain.tree import AUTO, MISSING, Tree, get, is_true, shown
+from scaling.explain.tree import AUTO, MISSING, Tree, get, is_true, shown, whole
 from scaling.explain.value_types import Fit, Judged, judge
 
-SURE = 0.86
+SURE = 0.85
 """How alike a key at the top must be to one that is known: programs keep keys of their own there."""
 OFFLOADS = ("zero_optimization.offload_optimizer", "zero_optimization.offload_param")
 
@@ -85,7 +85,7 @@ def _has(tree: Tree, path: str) -> bool:
 def _unknown(path: str, block: str, name: str, walk: _Walk) -> Finding:
     table, is_strict = walk.table, block in walk.table.strict
     near = table.nearest(block, name)
-    elsewhere = None if near else _elsewhere(name, table)
+    elsewhere = None if near or name == block else _elsewhere(name, table)
     treated = f"{table.label} refuses the file" if is_strict else f"{table.label} passes over it"
     fix, repairs = f"take {path} out", (removing(path),)
     if near and f"{block}.{near}" != path and get(walk.tree, f"{block}.{near}") is MISSING:
@@ -105,6 +105,13 @@ def _unknown(path: str, block: str, name: str, walk: _Walk) -> Finding:
     )
 
 
+def _of_zero(name: str, table: KeyTable) -> str | None:
+    """Return the place of a key that only ``zero_optimization`` has, None where others may have it as well."""
+    found = _elsewhere(name, table)
+    is_told = found is not None and found.rpartition(".")[0] == "zero_optimization" and name != "stage"
+    return found if is_told else None
+
+
 def _elsewhere(name: str, table: KeyTable) -> str | None:
     """Return the place where a key of this name is known, None where it is nowhere or in several places."""
     places = [path for path in table.keys if path.rpartition(".")[2] == name]
@@ -120,7 +127,16 @@ def _unknown_at_top(tree: Tree, table: KeyTable, file: str) -> Iterator[Finding]
         if name in table.keys or name in REMOVED_DEEPSPEED_KEYS or name in table.removed or name in COMMENTS:
             continue
         near = nearest(name, known, cutoff=SURE)
-        if near and near not in tree and near in table.keys:
+        if (misplaced := _of_zero(name, table)) and get(tree, misplaced) is MISSING:
+            yield walk.finding(
+                Severity.ERROR,
+                Topic.UNKNOWN_KEY,
+                name,
+                f"{name} belongs to zero_optimization: at the top DeepSpeed passes over it, the setting is lost",
+                fix="move it into zero_optimization",
+                repairs=(renaming(name, misplaced),),
+            )
+        elif near and near not in tree and near in table.keys:
             yield walk.finding(
                 Severity.ERROR,
                 Topic.UNKNOWN_KEY,
@@ -144,6 +160,7 @@ def _unknown_at_top(tree: Tree, table: KeyTable, file: str) -> Iterator[Finding]
 COMMENTS = ("comment", "_comment", "comments", "//", "$schema", "description", "_description", "notes")
 TOLD = {
     "gradient_checkpointing": "activation checkpointing is switched on in the model or the Trainer, not here",
+    "per_device_train_batch_size": "an argument of the Trainer; here it is train_micro_batch_size_per_gpu",
     "comms_config": "the key is comms_logger",
     "monitor_config": "the keys are tensorboard, wandb, csv_monitor and comet, at the top",
     "nvme_swap_dir": "the path belongs into offload_optimizer and offload_param as nvme_path",
@@ -177,9 +194,8 @@ def _known(path: str, key: Key, value: Any, walk: _Walk) -> Iterator[Finding]:
 def _wrong_type(path: str, key: Key, value: Any, judged: Judged, walk: _Walk) -> Finding:
     is_read_by_model = any(key.block == block or key.block.startswith(f"{block}.") for block in walk.table.strict)
     is_taken = judged.fit is Fit.CONVERTED and is_read_by_model and not _refuses_bool(path, value)
-    better = judged.better
-    if path in OFFLOADS and isinstance(value, bool | str):
-        better = {"device": "none" if value in (False, "none", "") else "nvme" if value == "nvme" else "cpu"}
+    better = _as_block(path, value, walk.table) if BLOCK in key.kind.split("|") else judged.better
+    is_stage = path == "zero_optimization.stage"  # without it ZeRO is off, which nobody has asked for
     treated = "it is converted" if is_taken else f"{walk.table.label} does not take it"
     return walk.finding(
         Severity.WARNING if is_taken else Severity.ERROR,
@@ -187,8 +203,21 @@ def _wrong_type(path: str, key: Key, value: Any, judged: Judged, walk: _Walk) ->
         path,
         f"{path}={shown(value)} should be {judged.wanted}; {treated}",
         fix=f"write {shown(better)}" if better is not MISSING else f"give {judged.wanted}",
-        repairs=(setting(path, better),) if better is not MISSING else (removing(path),),
+        repairs=(setting(path, better),) if better is not MISSING else () if is_stage else (removing(path),),
     )
+
+
+def _as_block(path: str, value: Any, table: KeyTable) -> Any:
+    """Return the block that a single value stands for: a switch, a kind or a stage; MISSING where none is known."""
+    if path in OFFLOADS and isinstance(value, bool | str):
+        return {"device": "none" if value in (False, "none", "") else "nvme" if value == "nvme" else "cpu"}
+    if path == "zero_optimization" and whole(value) in range(4):
+        return {"stage": whole(value)}
+    if isinstance(value, bool) and f"{path}.enabled" in table.keys:
+        return {"enabled": value}
+    if isinstance(value, str) and value and path in ("optimizer", "scheduler"):
+        return {"type": value}
+    return MISSING
 
 
 def _refuses_bool(path: str, value: Any) -> bool:
@@ -224,7 +253,8 @@ def _deprecated(path: str, key: Key, value: Any, walk: _Walk) -> Iterator[Findin
         if is_true(value):
             repairs.append(setting(new, {"device": "cpu"}))
     elif new and " or " not in new and get(walk.tree, new) is MISSING:
-        repairs = [renaming(path, _main_path(new, walk.table))]
+        new = _main_path(new, walk.table)
+        repairs = [renaming(path, new)]
     instead = new
     if is_offload:
         instead = f'{new}: {{"device": "cpu"}}' if is_true(value) else ""

@@ -38,6 +38,11 @@ class DeepSpeedRun:
         return whole(get(self.tree, f"{ZERO}.stage", 0)) or 0
 
     @property
+    def has_stage(self) -> bool:
+        """Whether the stage is known here, if only by its default."""
+        return whole(get(self.tree, f"{ZERO}.stage", 0)) is not None
+
+    @property
     def is_tuned(self) -> bool:
         """Whether DeepSpeed's autotuner is to choose."""
         return is_true(get(self.tree, "autotuning.enabled", False))
@@ -86,7 +91,7 @@ def precision(run: DeepSpeedRun) -> Iterator[Finding]:
         "bf16.bf16_master_weights_and_grads",
         "bf16.bf16_optimizer_states",
     ):
-        if is_true(run.value(key, False)) and run.stage == 0:
+        if is_true(run.value(key, False)) and run.has_stage and run.stage == 0:
             yield run.clash(
                 key, f"{key} needs ZeRO stage 1, 2 or 3, the stage is {run.stage}", f"take {key} out", removing(key)
             )
@@ -113,7 +118,7 @@ def offload(run: DeepSpeedRun) -> Iterator[Finding]:
     """Offloading that the stage does not do, and paths that are missing."""
     for name, least in (("offload_param", 3), ("offload_optimizer", 1)):
         key, device = f"{ZERO}.{name}", run.device(name)
-        if device not in ("cpu", "nvme") or run.is_tuned or run.value(f"{ZERO}.stage") == AUTO:
+        if device not in ("cpu", "nvme") or run.is_tuned or not run.has_stage:
             continue
         if run.stage < least:
             needs = "stage 3" if least == 3 else "ZeRO (stage 1, 2 or 3)"
@@ -180,7 +185,7 @@ def nvme_buffer(run: DeepSpeedRun) -> Iterator[Finding]:
 def stage_three_only(run: DeepSpeedRun) -> Iterator[Finding]:
     """Keys that other stages do not read."""
     zero = block(run.tree, ZERO)
-    if run.is_tuned or run.stage == 3 or zero.get("stage") == AUTO:
+    if run.is_tuned or run.stage == 3 or not run.has_stage:
         return
     named = [name for name in zero if name.startswith("stage3_") or name in ("max_live_parameters", "sub_group_size")]
     if named:
@@ -230,7 +235,7 @@ def zero_values(run: DeepSpeedRun) -> Iterator[Finding]:
         yield run.clash(
             key, f"{key}={partition} does not divide {run.ranks} ranks", f"give a divisor of {run.ranks}", removing(key)
         )
-    if zero.get("compute_grad_norm") is False and run.stage not in (1, 2):
+    if zero.get("compute_grad_norm") is False and run.has_stage and run.stage not in (1, 2):
         key = f"{ZERO}.compute_grad_norm"
         yield run.clash(
             key, f"{key}=false is for stages 1 and 2, the stage is {run.stage}", f"take {key} out", removing(key)

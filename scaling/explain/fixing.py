@@ -9,7 +9,7 @@ from pathlib import Path
 from scaling.explain.accelerate import plugin_config
 from scaling.explain.accelerate_rules import AccelerateRun
 from scaling.explain.explanation import Asked, Explanation, explain
-from scaling.explain.findings import Severity
+from scaling.explain.findings import Finding, Severity
 from scaling.explain.reading import ReadFile, Syntax
 from scaling.explain.repair import repaired
 from scaling.explain.sources import FileKind, Source, Sources
@@ -41,6 +41,17 @@ def fixed_files(found: Explanation, asked: Asked, *, folder: Path | None) -> lis
     """
     if unreadable := [each.name for each in found.sources.all if each.file.tree is None]:
         raise ScalingError(f"{', '.join(unreadable)} cannot be read, so that nothing can be corrected in it")
+    current, trees = _corrected(found, asked)
+    return _as_files(current, found, trees, folder)
+
+
+def left_to_do(found: Explanation, asked: Asked) -> list[Finding]:
+    """Return the errors that no repair removes: what is right there, the files do not tell."""
+    current, _ = _corrected(found, asked)
+    return [each for each in current.findings if each.severity is Severity.ERROR and each.key not in LOST_PATHS]
+
+
+def _corrected(found: Explanation, asked: Asked) -> tuple[Explanation, dict[str, Tree]]:
     trees = {each.name: each.tree for each in found.sources.all}
     current = found
     for _ in range(MAX_ROUNDS):
@@ -48,7 +59,7 @@ def fixed_files(found: Explanation, asked: Asked, *, folder: Path | None) -> lis
         if changed == trees:
             break
         trees, current = changed, explain(_with_trees(current.sources, changed), asked)
-    return _as_files(current, found, trees, folder)
+    return current, trees
 
 
 def _one_round(found: Explanation, trees: dict[str, Tree]) -> dict[str, Tree]:
@@ -114,9 +125,14 @@ def _text(tree: Tree, syntax: Syntax) -> str:
     return yaml_text(tree) if syntax is Syntax.YAML else json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
 
 
+LOST_PATHS = ("deepspeed_config.offload_optimizer_nvme_path", "deepspeed_config.offload_param_nvme_path")
+"""Corrected by a second file."""
+
+
 def _loses_path(found: Explanation, name: str) -> bool:
-    keys = ("deepspeed_config.offload_optimizer_nvme_path", "deepspeed_config.offload_param_nvme_path")
-    return any(each.file == name and each.key in keys and each.severity is Severity.ERROR for each in found.findings)
+    return any(
+        each.file == name and each.key in LOST_PATHS and each.severity is Severity.ERROR for each in found.findings
+    )
 
 
 def _split(tree: Tree, source: Source, places: dict[str, Path], files: list[Fixed]) -> Tree:

@@ -25,6 +25,8 @@ ACCELERATE_RENAMED = {
     "deepspeed_config.zero3_save_fp16_model": "deepspeed_config.zero3_save_16bit_model",
 }
 """Former names; accelerate passes over them without a word."""
+ACCELERATE_REMOVED = {"ipex_config": "Intel's extension of PyTorch is no longer used; PyTorch itself has it"}
+"""Blocks that the questionnaire once wrote."""
 ACCELERATE_WITHOUT_EFFECT = {
     "mpirun_config.mpirun_ccl": "oneCCL bindings are no longer set up",
     "fsdp_config.fsdp_limit_all_gathers": "the launcher has never read it",

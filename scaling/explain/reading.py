@@ -16,8 +16,10 @@ from strategies.errors import ScalingError
 MAX_BYTES = 2**22
 """Of one file: the longest configuration known stays below 100 KB."""
 MAX_DEPTH = 40
-PLACEHOLDER = re.compile(r"\$\{[^}]*\}|\{\{[^}]*\}\}|<[A-Za-z_ ]+>|(?<![\"\w])[A-Z][A-Z0-9_]{2,}(?![\"\w])")
-"""``${zero_stage}``, ``{{ stage }}``, ``<stage>`` and bare words in capitals, as templates have them."""
+PLACEHOLDER = re.compile(r"\$\{[^}]*\}|\{\{[^}]*\}\}|<[A-Za-z_ ]+>")
+"""``${zero_stage}``, ``{{ stage }}`` and ``<stage>``, as templates have them."""
+JSON_PLACEHOLDER = re.compile(PLACEHOLDER.pattern + r"|(?<![\"\w])[A-Z][A-Z0-9_]{2,}(?![\"\w])")
+"""And bare words in capitals, which are plain values in YAML."""
 
 
 class Syntax(StrEnum):
@@ -91,7 +93,7 @@ def _read_json(text: str, name: str) -> Read:
 
 def _read_hjson(text: str, name: str, first: BaseException) -> Read:
     """Return what DeepSpeed's own reader makes of ``text``: HJSON, where it is no template."""
-    found = PLACEHOLDER.search(re.sub(r'"(?:\\.|[^"\\])*"', '""', text))
+    found = JSON_PLACEHOLDER.search(re.sub(r'"(?:\\.|[^"\\])*"', '""', text))
     if found is None:
         try:
             import hjson

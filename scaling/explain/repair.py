@@ -41,6 +41,22 @@ def _rename(tree: Tree, key: str, new: str) -> None:
         put(tree, new, value)
 
 
+def as_meant(tree: Tree, findings: Iterable[Finding]) -> Tree:
+    """Return the tree with misspelt keys and wrong types corrected: the rules look at it, so that a slip is told once.
+
+    A key that would only be taken out stays: what is there instead is not known.
+    """
+    return repaired(
+        tree,
+        (
+            repair
+            for each in findings
+            for repair in each.repairs
+            if each.severity is not Severity.ERROR or repair.action is not Action.REMOVE
+        ),
+    )
+
+
 def as_read(tree: Tree, findings: Iterable[Finding]) -> Tree:
     """Return the tree as the reader takes it: old forms as the new ones, values converted."""
     return repaired(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from scaling.explain.key_table import shipped_table
 from scaling.explain.sources import FileKind
 from scaling.explain.trainer import with_defaults
 from scaling.explain.tree import Tree, block, get, is_true, whole
+from strategies.errors import ScalingError
 from strategies.job import OptimizerName, Precision
 from strategies.plan import ActivationCheckpointing, Buckets, OffloadDevice, StrategyName
 
@@ -54,17 +56,34 @@ class Settings:
     """Those of `Buckets` that are given."""
     deepspeed: Tree | None = None
     """The configuration that DeepSpeed gets, where it is used."""
+    wrapping: Tree | None = None
+    """Of FSDP, what `WRAPPING` has and is given, without ``fsdp_`` before it."""
     left_out: tuple[str, ...] = ()
     """What has no word in a plan."""
 
 
+WRAPPING = ("auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params", "state_dict_type")
+"""Keys of FSDP that accelerate and the Trainer both have, and a plan has not."""
+NOT_KEPT = (None, "", "LOCAL_STATE_DICT")
+"""Values of those that say nothing, or that FSDP 2 does not have."""
+
+
 def settings_of(found: Explanation) -> Settings:
-    """Return what the files ask for."""
+    """Return what the files ask for.
+
+    Raises:
+        ScalingError: they ask for Megatron-LM, whose kinds of parallelism nothing else here has.
+    """
     arguments = _arguments(found)
     if found.deepspeed is not None:
         return _of_deepspeed(found, found.deepspeed, arguments)
     yaml = found.sources.of(FileKind.ACCELERATE)
     tree = found.explained[yaml.name].tree if yaml and yaml.name in found.explained else {}
+    if yaml and tree.get("distributed_type") == "MEGATRON_LM":
+        raise ScalingError(
+            f"{yaml.name}: distributed_type is MEGATRON_LM, whose tensor and pipeline parallelism no plan and no other "
+            f"file has a word for; take FSDP or DEEPSPEED as distributed_type to have it converted or estimated"
+        )
     return _without_deepspeed(found, tree, arguments)
 
 
@@ -198,8 +217,19 @@ def _without_deepspeed(found: Explanation, yaml: Tree, arguments: Tree | None) -
         else OffloadDevice.NONE,
         reshard_after_forward=fsdp is None or _sharding(fsdp) not in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2"),
         buckets={},
-        left_out=("fsdp_sharding_strategy=HYBRID",) if fsdp is not None and "HYBRID" in _sharding(fsdp) else (),
+        wrapping={name: fsdp[name] for name in WRAPPING if fsdp.get(name) not in NOT_KEPT} if fsdp else None,
+        left_out=tuple(_without_word(yaml, arguments, fsdp)),
     )
+
+
+def _without_word(yaml: Tree, arguments: Tree | None, fsdp: Tree | None) -> Iterator[str]:
+    if fsdp is not None and "HYBRID" in _sharding(fsdp):
+        yield "fsdp_sharding_strategy=HYBRID"
+    if yaml.get("mixed_precision") == "fp8":
+        yield "mixed_precision=fp8"
+    for name, size in block(yaml, "parallelism_config").items():
+        if name.endswith("_size") and (whole(size) or 1) > 1 and "dp_shard" not in name:
+            yield f"{name}={size}"
 
 
 def _sizes(arguments: Tree | None) -> tuple[int | None, int | None]:

@@ -15,7 +15,7 @@ from scaling.explain.findings import Finding, Repair, Severity, Topic, removing,
 from scaling.explain.history import TRAINER_REMOVED, TRAINER_RENAMED
 from scaling.explain.key_table import Key, KeyTable, nearest
 from scaling.explain.reading import Syntax
-from scaling.explain.repair import as_read
+from scaling.explain.repair import as_meant, as_read
 from scaling.explain.trainer_fsdp import fsdp_findings
 from scaling.explain.tree import AUTO, MISSING, Tree, get, is_true, shown, whole
 from scaling.explain.value_types import Fit, judge
@@ -28,11 +28,11 @@ SURE = 0.88
 def explain_arguments(tree: Tree, table: KeyTable, *, file: str, syntax: Syntax, world_size: int | None) -> Explained:
     """Return TrainingArguments resolved."""
     keys = [*_key_findings(tree, table, file, syntax)]
-    read = as_read(tree, keys)
+    read, meant = as_read(tree, keys), as_meant(tree, keys)
     return Explained(
         tree=read,
         values=tuple(_values(read, table, file, world_size)),
-        findings=(*keys, *_clashes(read, file), *fsdp_findings(read, file)),
+        findings=(*keys, *_clashes(meant, file), *fsdp_findings(meant, file)),
     )
 
 
@@ -94,12 +94,19 @@ def _typed(name: str, value: Any, key: Key, file: str, syntax: Syntax) -> Iterat
     if syntax is Syntax.YAML and isinstance(value, str) and judged.fit is Fit.CONVERTED and "e" in value.lower():
         message += f": YAML 1.1 takes {value} for text, a number has a point and a sign ({_as_yaml(float(value))})"
     repairs = () if judged.better is MISSING else (setting(name, judged.better),)
-    fix = f"write {shown(judged.better)}" if repairs else f"give {judged.wanted}"
+    better = _in_file(judged.better, syntax)
+    fix = f"write {better}" if repairs else f"give {judged.wanted}"
     yield _finding(severity, topic, file, name, message, fix, *repairs)
 
 
 NULL_STOPS = ("dataloader_num_workers", "logging_steps", "save_steps", "warmup_steps")
 """Numbers that are compared at once; elsewhere an empty value counts as off."""
+
+
+def _in_file(value: Any, syntax: Syntax) -> str:
+    """Return a value as it has to be written: what JSON writes for a small number is text in YAML 1.1."""
+    is_power = syntax is Syntax.YAML and isinstance(value, float) and "e" in shown(value)
+    return _as_yaml(value) if is_power else shown(value)
 
 
 def _as_yaml(number: float) -> str:

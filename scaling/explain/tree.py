@@ -65,6 +65,15 @@ def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield path, value
 
 
+def without_nulls(tree: Tree) -> Tree:
+    """Return a configuration without keys that hold nothing, as accelerate's ``nvme_path`` of an offload to the CPU."""
+    return {
+        name: without_nulls(value) if isinstance(value, dict) else value
+        for name, value in tree.items()
+        if value is not None
+    }
+
+
 def is_true(value: Any) -> bool:
     """Whether DeepSpeed's readers take a value for true (pydantic's words)."""
     return (

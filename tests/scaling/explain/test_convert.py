@@ -143,6 +143,41 @@ def test_files_with_mistakes_are_not_converted() -> None:
         convert(of_deepspeed({**CONFIG, "train_batch_size": 63}, world_size=8), Target.PLAN)
 
 
+AUTO = {"enabled": "auto"}
+
+
+def test_precision_that_is_left_open_stays_open() -> None:
+    """ "auto" in both blocks is no choice of fp32."""
+    found = of_deepspeed({**CONFIG, "bf16": AUTO, "fp16": AUTO}, world_size=8, launcher=Launcher.TRAINER)
+    flat, arguments = convert(found, Target.ACCELERATE), convert(found, Target.TRAINING_ARGS)
+    assert "mixed_precision" not in yaml.safe_load(flat.text)
+    assert not {"fp16", "bf16"} & set(json.loads(arguments.text))
+    assert all(any("precision" in note for note in each.notes) for each in (flat, arguments))
+
+
+def test_what_flat_keys_cannot_say_is_told() -> None:
+    (told,) = (each for each in convert(of_deepspeed(CONFIG), Target.ACCELERATE).notes if "flat keys" in each)
+    for name in ("zero_optimization.reduce_bucket_size", "zero_optimization.overlap_comm", "optimizer"):
+        assert name in told
+    assert "stage," not in told
+
+
+def test_wrapping_survives_the_way_to_the_trainer_and_back() -> None:
+    wrapped = FSDP.replace("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP") + "  fsdp_min_num_params: 20000\n"
+    arguments = convert(of_yaml(wrapped), Target.TRAINING_ARGS).text
+    assert json.loads(arguments)["fsdp_config"]["auto_wrap_policy"] == "SIZE_BASED_WRAP"
+    back = of_text("args.json", arguments, kind=FileKind.TRAINING_ARGS, world_size=8)
+    block = yaml.safe_load(convert(back, Target.ACCELERATE).text)["fsdp_config"]
+    assert (block["fsdp_auto_wrap_policy"], block["fsdp_min_num_params"]) == ("SIZE_BASED_WRAP", 20000)
+
+
+@pytest.mark.parametrize("target", Target)
+def test_megatron_becomes_nothing_else(target: Target) -> None:
+    megatron = "distributed_type: MEGATRON_LM\nnum_processes: 4\nmegatron_lm_config:\n  megatron_lm_tp_degree: 4\n"
+    with pytest.raises(ScalingError, match="MEGATRON_LM"):
+        convert(of_yaml(megatron), target)
+
+
 def test_nvme_cannot_be_told_in_flat_keys() -> None:
     nvme = {**CONFIG, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}}}
     with pytest.raises(ScalingError, match="deepspeed_config_file"):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scaling.explain.explanation import Asked
 from scaling.explain.findings import Severity
+from scaling.explain.fixing import fixed_files, left_to_do
 from scaling.explain.sources import FileKind, Launcher
 from tests.scaling.explain.cases import errors, of_deepspeed, of_files, of_text, of_yaml
 
@@ -88,6 +91,22 @@ def test_plain_file_has_no_mistake() -> None:
         ({**PLAIN, "train_micro_batch_size_per_gpu": "4"}, "train_micro_batch_size_per_gpu", "4"),
         (zero(reduce_bucket_size=0), "zero_optimization.reduce_bucket_size", "above 0"),
         (zero(reduce_bucket_size="5e8"), "zero_optimization.reduce_bucket_size", "whole number"),
+        (
+            {**PLAIN, "zero_optimization": {"stgae": 3, "offload_param": {"device": "cpu"}}},
+            "zero_optimization.stgae",
+            "write stage",
+        ),
+        (zero(stage="three", offload_param={"device": "cpu"}), "zero_optimization.stage", "0, 1, 2, 3"),
+        ({**PLAIN, "offload_optimizer": {"device": "cpu"}}, "offload_optimizer", "move it into zero_optimization"),
+        (
+            {**dict(list(PLAIN.items())[1:]), "train_micro_batch_size_per_device": 2, "train_batch_size": 8},
+            "train_micro_batch_size_per_device",
+            "write train_micro_batch_size_per_gpu",
+        ),
+        ({**PLAIN, "bf16": True}, "bf16", '{"enabled": true}'),
+        ({**PLAIN, "optimizer": "AdamW"}, "optimizer", '{"type": "AdamW"}'),
+        ({**PLAIN, "zero_optimization": 2}, "zero_optimization", '{"stage": 2}'),
+        ({**PLAIN, "bf16": {"enabled": True, "bf16": True}}, "bf16.bf16", "take bf16.bf16 out"),
     ],
 )
 def test_mistake_in_a_deepspeed_file_is_told_once(tree: dict[str, Any], key: str, fix: str) -> None:
@@ -101,6 +120,8 @@ def test_mistake_in_a_deepspeed_file_is_told_once(tree: dict[str, Any], key: str
     ("text", "key", "fix"),
     [
         (flat("zero_stgae: 3"), "deepspeed_config.zero_stgae", "write zero_stage"),
+        (flat("zero_stgae: 3", "offload_param_device: cpu"), "deepspeed_config.zero_stgae", "write zero_stage"),
+        (flat("zero_stage: 2") + "ipex_config:\n  ipex: true\n", "ipex_config", "earlier versions"),
         (
             flat("zero_stage: 3", "offload_optimizer_device: nvme", "offload_optimizer_nvme_path: /local_nvme"),
             "deepspeed_config.offload_optimizer_nvme_path",
@@ -139,9 +160,14 @@ def test_mistake_in_an_accelerate_file_is_told_once(text: str, key: str, fix: st
 @pytest.mark.parametrize(
     ("text", "key", "fix"),
     [
-        ("per_device_train_batch_size: 4\nlearning_rate: 5e-5\n", "learning_rate", "5e-05"),
+        ("per_device_train_batch_size: 4\nlearning_rate: 5e-5\n", "learning_rate", "write 5.0e-05"),
         ("per_device_train_batch_size: 4\nfp16: true\nbf16: true\n", "fp16, bf16", "fp16=false"),
         ("per_device_train_batch_size: 4\nevaluation_strategy: steps\n", "evaluation_strategy", "eval_strategy"),
+        (
+            "output_dir: a\nevaluation_strategy: epoch\nsave_strategy: epoch\nload_best_model_at_end: true\n",
+            "evaluation_strategy",
+            "eval_strategy",
+        ),
         (
             "output_dir: a\nper_devise_train_batch_size: 4\n",
             "per_devise_train_batch_size",
@@ -163,6 +189,29 @@ def test_mistake_in_training_arguments_is_told_once(text: str, key: str, fix: st
     found = errors(of_text("args.yaml", text, kind=FileKind.TRAINING_ARGS))
     assert [each.key for each in found] == [key], found
     assert fix in found[0].fix
+
+
+def test_correcting_a_slip_keeps_what_depends_on_it(tmp_path: Path) -> None:
+    """A misspelt stage 3 is no reason to take the offloading out that only stage 3 has."""
+    tree = {**PLAIN, "zero_optimization": {"stgae": 3, "offload_param": {"device": "cpu"}}}
+    (only,) = fixed_files(of_deepspeed(tree, world_size=4), Asked(world_size=4), folder=tmp_path)
+    assert json.loads(only.text)["zero_optimization"] == {"stage": 3, "offload_param": {"device": "cpu"}}
+
+
+def test_what_cannot_be_corrected_is_told_and_left() -> None:
+    """Without its stage ZeRO would be off, which nobody has asked for."""
+    found = of_deepspeed(zero(stage="three"), world_size=4)
+    assert fixed_files(found, Asked(world_size=4), folder=None) == []
+    assert [each.key for each in left_to_do(found, Asked(world_size=4))] == ["zero_optimization.stage"]
+
+
+def test_former_names_are_told_as_the_file_has_to_have_them() -> None:
+    old = of_deepspeed(zero(stage=3, stage3_gather_fp16_weights_on_model_save=True), world_size=4)
+    told = [each.fix for each in old.findings if each.severity is Severity.WARNING]
+    assert told == ["write zero_optimization.stage3_gather_16bit_weights_on_model_save"]
+    yaml = of_yaml("distributed_type: MULTI_GPU\nnum_processes: 2\nfp16: true\ndynamo_backend: 'NO'\n")
+    told = [each.fix for each in yaml.findings if each.severity is Severity.WARNING]
+    assert told == ["write mixed_precision: 'fp16'", "take dynamo_backend out"]
 
 
 def test_trainer_and_deepspeed_file_must_agree(tmp_path: Path) -> None:
@@ -205,6 +254,20 @@ def test_json_with_comments_is_taken_by_deepspeed_alone() -> None:
     found = of_text("ds.json", text, kind=FileKind.DEEPSPEED)
     assert errors(found) == []
     assert any("HJSON" in each.message for each in found.findings)
+
+
+def test_yaml_that_cannot_be_read_is_no_template_for_its_words_in_capitals() -> None:
+    (only,) = errors(of_yaml("distributed_type: MULTI_GPU\n\tnum_processes: 2\n"))
+    assert "line 2, column 1" in only.message
+    assert "placeholder" not in only.message
+    (only,) = errors(of_yaml("distributed_type: {{ kind }}\n"))
+    assert "kind" in only.fix
+
+
+def test_batch_size_that_is_no_number_is_told_once() -> None:
+    tree = {**PLAIN, "train_micro_batch_size_per_gpu": "four"}
+    told = [each.key for each in of_deepspeed(tree, world_size=2).findings if each.severity is not Severity.NOTE]
+    assert told == ["train_micro_batch_size_per_gpu"]
 
 
 def test_key_that_stands_twice_is_an_error() -> None:
