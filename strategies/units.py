@@ -10,7 +10,7 @@ KIB = 2**10
 MIB = 2**20
 GIB = 2**30
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": KIB, "MIB": MIB, "GIB": GIB}
-_SIZE = re.compile(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})?", re.IGNORECASE)
+_SIZE = re.compile(rf"(\d{{1,18}}(?:\.\d+)?)\s*({'|'.join(_UNITS)})?", re.IGNORECASE)
 
 
 def gib(num_bytes: float) -> float:

@@ -136,9 +136,9 @@ def _whole(model: Any, path: Path) -> dict[str, StoredTensor]:
         raise CheckpointError(f"{path} is no file of DeepSpeed's: it has no module; take another checkpoint")
     names = model.get("buffer_names") or ()
     return {
-        name: StoredTensor(shape=tuple(module[name].shape), load=lambda tensor=module[name]: tensor)  # type: ignore[misc]
-        for name in names
-        if name in module
+        name: StoredTensor(shape=tuple(tensor.shape), load=lambda tensor=tensor: tensor)  # type: ignore[misc]
+        for name, tensor in module.items()
+        if name in names and isinstance(tensor, torch.Tensor)
     }
 
 

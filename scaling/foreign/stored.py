@@ -50,8 +50,6 @@ def safe_load(path: Path) -> Any:
         unknown = get_unsafe_globals_in_checkpoint(path)
         with safe_globals([(Inert, name) for name in unknown]):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (OSError, RuntimeError, ValueError, LookupError, AttributeError, TypeError, EOFError) as error:
-        raise CheckpointError(f"cannot read {path}: {kind_and_line(error)}; take another checkpoint") from error
     except UnpicklingError as error:
         # torch's advice around it, to load the file all the same, is not ours.
         reason = next((line for line in str(error).splitlines() if "GLOBAL" in line), type(error).__name__).rstrip(".")
@@ -59,6 +57,8 @@ def safe_load(path: Path) -> Any:
             f"{path} asks for more than tensors and plain values, which is never given: {reason}; take another "
             f"checkpoint"
         ) from error
+    except Exception as error:  # a damaged program fails in any way: struct.error and AssertionError are among them
+        raise CheckpointError(f"cannot read {path}: {kind_and_line(error)}; take another checkpoint") from error
 
 
 def of_pieces(shape: Sequence[int], pieces: Sequence[torch.Tensor]) -> StoredTensor:
