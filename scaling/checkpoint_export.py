@@ -19,6 +19,7 @@ from scaling.data.tokenizer import tokenizer_for
 from scaling.engines.state import BUFFER, WEIGHT
 from scaling.export import MAX_SHARD_BYTES, export_tensors, shell_of
 from scaling.export_layout import live_tensors
+from scaling.model_folder import require_absent
 from scaling.models import DTYPES, build_config, kind_of
 from scaling.run_folder import CHECKPOINTS_FOLDER, CONFIG_FILE
 from strategies.decision import Decision
@@ -40,6 +41,7 @@ def export_checkpoint(
     Raises:
         ScalingError: there is no whole checkpoint, the model's config.json is gone, or ``out`` cannot be written.
     """
+    require_absent(out)  # before all of a checkpoint is read
     folder = _latest_whole(where)
     decision = read_json(Decision, folder / PLAN_FILE)
     resolved = resolve_model(decision.model)

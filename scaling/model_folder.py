@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
@@ -53,7 +54,8 @@ class ModelFolder:
     def __init__(self, folder: Path, shell: Any, *, max_shard_bytes: int) -> None:
         """``shell``: the model without its numbers, as `scaling.export.shell_of` makes it."""
         self._folder, self._shell = folder, shell
-        self._partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")  # no other process has this name
+        place = folder.absolute()  # a dot has no name
+        self._partial = place.parent / f".{place.name}.{uuid.uuid4().hex}.partial"  # no other process has this name
         self._conversion = Conversion(shell)
         self._expected = live_tensors(shell)
         units = units_of(shell, self._conversion)
@@ -116,8 +118,7 @@ class ModelFolder:
             self._file.add(converted.saved[planned.key])
 
     def _next_file(self) -> TensorFile:
-        if self._folder.exists():
-            raise ExportError(f"{self._folder} already exists; move it away")
+        require_absent(self._folder)
         self._partial.mkdir(parents=True, exist_ok=True)
         index, self._num_opened = self._num_opened, self._num_opened + 1
         path = self._partial / file_name(index, len(self._files))
@@ -149,6 +150,16 @@ class ModelFolder:
         names = {each.key: file_name(index, len(numbered)) for index, planned in numbered for each in planned}
         total = sum(each.num_bytes for _, planned in numbered for each in planned)
         return {"metadata": {"total_size": total}, "weight_map": names}
+
+
+def require_absent(folder: Path) -> None:
+    """Refuse a folder that is there: what is in it stays.
+
+    Raises:
+        ExportError: names it.
+    """
+    if os.path.exists(folder):  # where that may not be known, False: writing tells
+        raise ExportError(f"{folder} already exists; move it away")
 
 
 def check_export(

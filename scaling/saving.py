@@ -166,6 +166,13 @@ class Saving:
         self._noting(self._checkpoints.finish)
         return self._checkpoints.latest
 
+    def close(self) -> None:
+        """Wait for the last checkpoint, and tell of failed ones what nothing has told yet: the run ends another way."""
+        self.finish()
+        if self._config.on_save_failure is OnSaveFailure.STOP:
+            for record, _ in self._failures:
+                logger.warning("step %d has no checkpoint: %s", record.step, record.save_error)
+
     def failures(self, *, may_continue: bool = True) -> Iterator[SaveFailureRecord]:
         """Yield what has failed since the last call, the same on all ranks.
 

@@ -60,7 +60,7 @@ def train(
         yield from saving.failures()
     finally:
         data.feed.close()  # workers that still make batches would keep the process from ending
-        saving.finish()
+        saving.close()
 
 
 def _step(

@@ -210,7 +210,7 @@ def _train(
     if is_rehearsed(config.dry_run, engine.device):
         _rehearse(engine, prepared, watch=watch, guard=guard)
     saving = Saving(config, prepared.decision, prepared.data)
-    first_step = saving.start(engine)
+    first_step = last_step = saving.start(engine)
     records = saving.meeting.on_main(partial(keep_until, config.out / METRICS_FILE, first_step))
     reporter = together(partial(_open_reporter, config, first_step=first_step, is_main=engine.rank == 0))
     with reporter or nullcontext(), guard.training():
@@ -218,9 +218,9 @@ def _train(
         for record in steps:
             records.append(record)
             _report(reporter, record, watch)
-            status.reached = f"after step {record.step} of {config.steps}; {_kept(saving)}"
+            last_step = max(last_step, record.step)  # a save in the background fails steps later
+            status.reached = f"after step {last_step} of {config.steps}; {_kept(saving)}"
         watch.end_if_failed()
-    last_step = max(record.step for record in records)
     if last_step == config.steps:
         return records
     checkpoint = saving.finish()

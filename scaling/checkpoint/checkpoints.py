@@ -113,8 +113,14 @@ class Checkpoints:
     def _write(self, snapshot: Snapshot, partial: Path) -> Path:
         folder = write(snapshot, partial, self._meeting, self._facts.documents)
         self._saved = snapshot.manifest.state.step, folder
-        self._meeting.on_main(lambda: prune(self._parent, keep_last=self._keep_last, keep_best=self._keep_best))
+        self._meeting.on_main(self._prune)
         return folder
+
+    def _prune(self) -> None:
+        try:
+            prune(self._parent, keep_last=self._keep_last, keep_best=self._keep_best)
+        except CheckpointError as error:  # the new one is whole, and what is not removed only takes space
+            logger.warning("older checkpoints stay: %s", error)
 
     def _has_room(self, snapshot: Snapshot) -> bool:
         has_room = has_room_for_copies(snapshot, self._meeting)

@@ -77,14 +77,21 @@ def checkpoints_at(path: Path, *, inside: str) -> Sequence[Path]:
     """Return the checkpoint that ``path`` is, or those in it, or in its folder ``inside``; the latest step first.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is none, or the folder cannot be read.
     """
-    if (path / MANIFEST_FILE).is_file() or (path.exists() and step_of(Path(os.path.realpath(path))) is not None):
+    if _is_one(path):
         return [path]
     found = find_checkpoints(path) or find_checkpoints(path / inside)
     if not found:
         raise CheckpointError(f"{path} is no checkpoint and has none in it; give a checkpoint or the --out of a run")
     return found
+
+
+def _is_one(path: Path) -> bool:
+    try:
+        return (path / MANIFEST_FILE).is_file() or (path.exists() and step_of(Path(os.path.realpath(path))) is not None)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}; give a folder that you may read") from error
 
 
 def _require_files(manifest: Manifest, folder: Path) -> None:

@@ -33,10 +33,8 @@ def find_checkpoints(parent: Path) -> list[Path]:
     Raises:
         CheckpointError: the folder cannot be read.
     """
-    if not parent.is_dir():
-        return []
     try:
-        inside = [path for path in parent.iterdir() if path.is_dir()]
+        inside = [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
     except OSError as error:
         raise CheckpointError(f"cannot read {parent}: {error.strerror}; give a folder that you may read") from error
     found = [(step, path) for path in inside if (step := step_of(path)) is not None]

@@ -68,7 +68,8 @@ def prune(
         raise CheckpointError(f"{where} is one checkpoint, and prune chooses among several; give {where.parent}")
     pruned = prune_folder(found[0].parent, keep_last=keep_last, keep_best=keep_best)
     removed = [str(path) for path in pruned.removed]
-    typer.echo(as_json.dumps(removed) if json else "\n".join(f"removed {path}" for path in removed) or "nothing to do")
+    lines = [f"removed {path}" for path in removed] + [f"could not remove {path}" for path in pruned.refused]
+    typer.echo(as_json.dumps(removed) if json else "\n".join(lines) or "nothing to do")
     if pruned.refused:
         raise typer.Exit(2)
 

@@ -64,7 +64,7 @@ class Summary:
             f"{self.steps} steps, {losses}, {self.tokens_per_s:,.0f} tokens/s",
             *self._time_lines(),
             self._memory_line(),
-            *([f"{self.failed_saves} checkpoints could not be written"] if self.failed_saves else []),
+            *([f"checkpoints that could not be written: {self.failed_saves}"] if self.failed_saves else []),
             f"model in {self.final_model}, opened with from_pretrained and equal to the trained weights",
         ]
 

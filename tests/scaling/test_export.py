@@ -148,6 +148,13 @@ def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "final").iterdir()] == ["mine"]
 
 
+def test_a_folder_without_a_name_is_an_existing_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ExportError, match=r"^\. already exists; move it away$"):
+        export(make("llama", TINY_LLAMA), Path("."))
+    assert list(tmp_path.parent.glob(f".{tmp_path.name}*")) == []
+
+
 def test_weights_that_change_on_disk_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("llama", TINY_LLAMA)
     check = scaling.model_folder.check_export

@@ -7,12 +7,16 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import scaling.checkpoint.checkpoints
 import scaling.saving
 from benchmarks.resume_pieces import largest_difference
 from scaling.checkpoint.errors import CheckpointError, SaveFailed
+from scaling.checkpoint.snapshot import Snapshot
+from scaling.interrupt import RunStatus
 from scaling.saving import Saving, check_savable
 from scaling.train import main
 from scaling.train_config import OnSaveFailure, TrainConfig
@@ -109,6 +113,23 @@ def test_space_for_a_checkpoint_is_asked_for_before_the_first_step(
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+def test_a_save_that_fails_steps_later_does_not_turn_the_run_back(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    real = scaling.checkpoint.checkpoints.write
+
+    def full_at_first(snapshot: Snapshot, *rest: Any) -> Path:
+        if snapshot.manifest.state.step == 2:
+            raise SaveFailed("no space")
+        return real(snapshot, *rest)
+
+    monkeypatch.setattr(scaling.checkpoint.checkpoints, "write", full_at_first)
+    monkeypatch.setattr(RunStatus, "reached", property(lambda _: told[-1], lambda _, text: told.append(text)))
+    assert train(plan, "run", "--save-async", "--on-save-failure", "continue") == 0
+    assert steps_in(plan.parent.parent / "run") == [1, 2, 3, 4, 2]
+    steps = [int(text.split()[2]) for text in told if text.startswith("after step ")]
+    assert steps == [1, 2, 3, 4, 4]
+
+
 def failed_saving(*, failed_step: int, begun_step: int) -> Saving:
     """Return the saving of a run that is to continue, after one of its saves has failed."""
     saving = object.__new__(Saving)
@@ -126,6 +147,14 @@ def test_a_run_that_is_to_stop_does_not_say_that_it_has_saved_where_it_has_not()
         next(told)
     # An earlier one in the background had failed; that of the last step is whole.
     assert [each.step for each in failed_saving(failed_step=2, begun_step=4).failures(may_continue=False)] == [2]
+
+
+def test_a_failed_save_is_told_where_the_run_ends_by_something_else(caplog: pytest.LogCaptureFixture) -> None:
+    saving = failed_saving(failed_step=4, begun_step=4)
+    saving._config = SimpleNamespace(on_save_failure=OnSaveFailure.STOP)  # type: ignore[assignment]
+    saving._checkpoints = SimpleNamespace(finish=lambda: None, latest=None)  # type: ignore[assignment]
+    saving.close()
+    assert "step 4 has no checkpoint: no space" in caplog.text
 
 
 def test_metrics_of_steps_that_are_done_again_are_dropped(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 import scaling.checkpoint.retention
 from scaling.checkpoint.errors import CheckpointError, SaveFailed
+from scaling.checkpoint.inspection import checkpoints_at
 from scaling.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from scaling.checkpoint.meeting import Meeting
 from scaling.checkpoint.names import find_checkpoints
@@ -321,6 +322,26 @@ def test_what_cannot_be_removed_stays_and_is_told(tmp_path: Path, monkeypatch: p
     pruned = prune(tmp_path, keep_last=1, keep_best=0)
     assert [path.name for path in pruned.removed] == ["step-00000002"]
     assert [path.name for path in pruned.refused] == ["step-00000001"]
+
+
+def test_a_new_checkpoint_counts_where_older_ones_cannot_be_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(parent: Path) -> list[Path]:
+        raise CheckpointError(f"cannot read {parent}: Stale file handle")
+
+    monkeypatch.setattr(scaling.checkpoint.retention, "find_checkpoints", refuse)
+    assert checkpoints(tmp_path).save(start_engine(), state(1)) == tmp_path / "step-00000001"
+    assert f"older checkpoints stay: cannot read {tmp_path}: Stale file handle" in caplog.text
+
+
+def test_a_folder_that_may_not_be_read_is_named(as_nobody: Path) -> None:
+    as_nobody.chmod(0o000)
+    if os.getuid() == 0:
+        os.seteuid(65534)
+    for look in (find_checkpoints, lambda path: checkpoints_at(path, inside="checkpoints")):
+        with pytest.raises(CheckpointError, match=r"cannot read .*run: Permission denied; give a folder that you may"):
+            look(as_nobody / "run")
 
 
 def test_an_error_of_the_system_on_one_rank_is_not_waited_for(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import transformers
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
+import scaling.checkpoint.retention
 from scaling.checkpoint.errors import CheckpointError
 from scaling.cli import app
 from scaling.train import main
@@ -184,6 +185,22 @@ def test_prune_of_one_checkpoint_is_refused(run: Path) -> None:
     result = call("prune", run / "checkpoints" / "step-00000002")
     assert f"prune chooses among several; give {run / 'checkpoints'}" in str(result.exception)
     assert len(list((run / "checkpoints").iterdir())) == 3
+
+
+def test_what_prune_may_not_remove_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(scaling.checkpoint.retention, "remove_checkpoint", refuse)
+    result = call("prune", run, "--keep-last", 2)
+    assert result.exit_code == 2
+    assert result.stdout == f"could not remove {run / 'checkpoints' / 'step-00000001'}\n"
+
+
+def test_a_folder_that_is_there_is_refused_before_the_checkpoint_is_read(run: Path) -> None:
+    with damaged(run / "checkpoints" / "step-00000002" / "rank00000-000.safetensors"):
+        result = call("export", run / "checkpoints" / "step-00000002", "--out", run)
+    assert str(result.exception) == f"{run} already exists; move it away"
 
 
 def test_prune_keeps_the_last_and_the_best(run: Path) -> None:  # the last test: it removes

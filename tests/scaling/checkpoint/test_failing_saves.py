@@ -58,7 +58,7 @@ def test_a_run_goes_on_without_the_checkpoint_where_it_is_told_to(
     assert failures(run["metrics"]) == failed
     assert [line["step"] for line in run["metrics"] if "loss" in line] == [1, 2, 3, 4]
     assert run["said"].count("has no checkpoint: cannot write a checkpoint to") == len(failed)
-    assert f"{len(failed)} checkpoints could not be written" in run["said"]
+    assert f"checkpoints that could not be written: {len(failed)}\n" in run["said"]
     assert "Traceback" not in run["said"]
     assert (folder / case / "final" / "model.safetensors").is_file()
 
