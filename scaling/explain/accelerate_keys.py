@@ -106,7 +106,7 @@ def _former(path: str, full: str, file: str) -> Finding:
 
 
 def _unknown(path: str, block: str, name: str, value: Tree, table: KeyTable, file: str) -> Finding:
-    near = table.nearest(block, name)
+    near = table.nearest(block, name) or table.nearest(block, f"{PREFIXES.get(block, '')}{name}")
     if near and near not in value:
         message = f"{path} is no key, the nearest is {near}: accelerate passes over it, the setting is lost"
         fix = f"write {near}"

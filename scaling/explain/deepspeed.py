@@ -52,8 +52,10 @@ def explain_deepspeed(
         *batch_findings(meant, file=file, ranks=ranks),
         *rule_findings(run, STAGE_RULES),
         *rule_findings(run, PART_RULES),
-        *_auto_findings(autos, file=file, around=around, table=table),
     ]
+    told = {each.key for each in findings if each.topic is Topic.UNKNOWN_KEY}
+    autos = {path: by for path, by in autos.items() if path not in told}
+    findings += _auto_findings(autos, file=file, around=around, table=table)
     values = _with_batch(values, resolved, ranks, file)
     values += _defaults(resolved, table, replace(run, tree=read))
     return Explained(tree=resolved, values=tuple(values), findings=tuple(findings))

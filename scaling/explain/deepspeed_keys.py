@@ -187,8 +187,8 @@ def _known(path: str, key: Key, value: Any, walk: _Walk) -> Iterator[Finding]:
         yield _form_of_2020(path, value, walk)
     elif judged.fit is not Fit.RIGHT:
         yield _wrong_type(path, key, value, judged, walk)
-    elif isinstance(value, dict) and BLOCK in key.kind.split("|"):
-        yield from _in_block(value, key.path, walk)
+    elif isinstance(value, dict) and (key.deprecated_for in walk.table.strict or BLOCK in key.kind.split("|")):
+        yield from _in_block(value, key.deprecated_for or key.path, walk)
 
 
 def _wrong_type(path: str, key: Key, value: Any, judged: Judged, walk: _Walk) -> Finding:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from scaling.explain.deepspeed_rules import ZERO, DeepSpeedRun, Rule
 from scaling.explain.findings import Finding, Severity, Topic, removing, renaming, setting
-from scaling.explain.key_table import nearest
+from scaling.explain.key_table import Key, nearest
 from scaling.explain.sources import Launcher
-from scaling.explain.tree import AUTO, block, get, has, is_true, shown, whole
+from scaling.explain.tree import AUTO, MISSING, block, get, has, is_true, shown, whole
+from scaling.explain.value_types import judge
 
 OPTIMIZERS = ("Adam", "AdamW", "Adagrad", "Lamb", "Lion", "Muon", "MuAdam", "MuAdamW", "MuSGD")
 """deepspeed 0.19.8, runtime/config.py, DEEPSPEED_OPTIMIZERS; others are looked up in torch.optim by exact name."""
@@ -25,6 +26,13 @@ TORCH_OPTIMIZERS = (
     "SparseAdam",
     "LBFGS",
 )
+PARAMETERS = (
+    *("lr", "bias_correction", "betas", "eps", "weight_decay", "amsgrad", "adam_w_mode", "adamw_mode", "torch_adam"),
+    *("set_grad_none", "fp32_optimizer_states", "eps_inside_sqrt", "max_coeff", "min_coeff", "max_grad_norm"),
+    *("foreach", "maximize", "capturable", "differentiable", "fused", "decoupled_weight_decay"),
+    *("momentum", "dampening", "nesterov", "lr_decay", "initial_accumulator_value", "ns_method", "muon_lr", "adam_lr"),
+)
+"""Of those optimizers together; compared with the installed ones by a test."""
 ONE_BIT = ("onebitadam", "zerooneadam", "onebitlamb")
 SUPPORTED_BY_ZERO = ("adam", "adamw", "adagrad", "lion", "muon")
 """runtime/zero/utils.py, ZERO_SUPPORTED_OPTIMIZERS."""
@@ -78,8 +86,11 @@ def optimizer(run: DeepSpeedRun) -> Iterator[Finding]:
         moved = () if has(run.tree, "gradient_clipping") else (setting("gradient_clipping", get(run.tree, key)),)
         fix = "give gradient_clipping instead"
         yield run.hint(key, message, fix, removing(key), *moved, severity=Severity.WARNING)
+    yield from _not_numbers(run, "optimizer.params", ("lr", "eps", "weight_decay"))
     if not isinstance(name, str) or name == AUTO:
         return
+    if name.lower() in map(str.lower, (*OPTIMIZERS, "SGD")):  # those of others may be spelt much like these
+        yield from _misspelt_parameters(run, name)
     if name.lower() in ONE_BIT:
         yield from _one_bit(run, name)
     elif name.lower() not in map(str.lower, OPTIMIZERS) and name not in TORCH_OPTIMIZERS:
@@ -92,6 +103,31 @@ def optimizer(run: DeepSpeedRun) -> Iterator[Finding]:
         key = "zero_allow_untested_optimizer"
         message = f"optimizer {name} under ZeRO: DeepSpeed stops unless {key} is true"
         yield run.clash(key, message, f"set {key}=true", setting(key, True))
+
+
+def _not_numbers(run: DeepSpeedRun, place: str, names: tuple[str, ...]) -> Iterator[Finding]:
+    """Numbers that stand as something else: DeepSpeed hands them on as they are, the optimizer stops."""
+    for name in names:
+        key, value = f"{place}.{name}", get(run.tree, f"{place}.{name}", AUTO)
+        is_list = isinstance(value, list)  # of the layers of parameters, which schedulers take
+        if value == AUTO or is_list or (isinstance(value, int | float) and not isinstance(value, bool)):
+            continue
+        judged = judge(value, Key(path=key, kind="float"))
+        repairs = () if judged.better is MISSING else (setting(key, judged.better),)
+        fix = f"write {shown(judged.better)}" if repairs else "give a number"
+        message = f"{key}={shown(value)} should be a number: DeepSpeed hands it on as it is"
+        yield run.say(Severity.ERROR, Topic.WRONG_TYPE, key, message, fix, *repairs)
+
+
+def _misspelt_parameters(run: DeepSpeedRun, optimizer: str) -> Iterator[Finding]:
+    given = block(run.tree, "optimizer.params")
+    for name in given:
+        near = None if name in PARAMETERS else nearest(name, PARAMETERS)
+        if near and near not in given:
+            key = f"optimizer.params.{name}"
+            message = f"{name} is no parameter of {optimizer}, the nearest is {near}: DeepSpeed stops where it makes it"
+            repair = renaming(key, f"optimizer.params.{near}")
+            yield run.say(Severity.ERROR, Topic.UNKNOWN_KEY, key, message, f"write {near}", repair)
 
 
 def _one_bit(run: DeepSpeedRun, name: str) -> Iterator[Finding]:
@@ -124,11 +160,15 @@ def scheduler(run: DeepSpeedRun) -> Iterator[Finding]:
         message = f"scheduler.type={shown(name)} is none of DeepSpeed's"
         yield run.say(Severity.ERROR, Topic.WRONG_TYPE, "scheduler.type", message, fix, *repairs)
         return
+    if not isinstance(run.value("scheduler.params", {}), dict):
+        return  # the type is told already
     known, given = SCHEDULERS[name], block(run.tree, "scheduler.params")
+    yield from _not_numbers(run, "scheduler.params", ("warmup_min_lr", "warmup_max_lr"))
     for each in given:
         if each not in known:
             yield _unknown_parameter(run, name, each)
-    if "total_num_steps" in known and "total_num_steps" not in given:
+    meant = {*given, *(nearest(each, known) for each in given if each not in known)}
+    if "total_num_steps" in known and "total_num_steps" not in meant:
         message = f"{name} needs total_num_steps"
         yield run.say(
             Severity.ERROR, Topic.CONTRADICTION, "scheduler.params.total_num_steps", message, "give the number of steps"

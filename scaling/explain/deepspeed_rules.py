@@ -99,7 +99,8 @@ def precision(run: DeepSpeedRun) -> Iterator[Finding]:
     if is_true(run.value(states, False)) and not is_true(run.value(masters, False)):
         yield run.clash(states, f"{states} requires {masters}", f"set {masters}", setting(masters, True))
     for key in ("fp16.loss_scale_window", "fp16.min_loss_scale"):
-        if fp16 and not run.value("fp16.loss_scale", 0) and (whole(run.value(key, 1)) or 0) < 1:
+        least = whole(run.value(key, 1))  # None where it is no number, which is told as such
+        if fp16 and not run.value("fp16.loss_scale", 0) and least is not None and least < 1:
             message = f"{key}={shown(run.value(key))} must be above zero where the loss scale adapts"
             yield run.clash(key, message, f"take {key} out", removing(key))
     power = whole(run.value("fp16.initial_scale_power", 16)) or 0
@@ -143,14 +144,11 @@ def _what(name: str) -> str:
 
 def _nvme(run: DeepSpeedRun, key: str) -> Iterator[Finding]:
     path = run.value(f"{key}.nvme_path")
-    if not isinstance(path, str) or not path.strip():
-        if path != AUTO:
-            message = f"{key}.device=nvme without nvme_path: there is no place to write to"
-            fix = f"give {key}.nvme_path, a folder on the NVMe drive, or device cpu"
-            yield run.clash(
-                f"{key}.nvme_path", message, fix, setting(f"{key}.device", "cpu"), removing(f"{key}.nvme_path")
-            )
-    elif not _is_folder(path):
+    if path is None or (isinstance(path, str) and not path.strip()):
+        message = f"{key}.device=nvme without nvme_path: there is no place to write to"
+        fix = f"give {key}.nvme_path, a folder on the NVMe drive, or device cpu"
+        yield run.clash(f"{key}.nvme_path", message, fix, setting(f"{key}.device", "cpu"), removing(f"{key}.nvme_path"))
+    elif isinstance(path, str) and path != AUTO and not _is_folder(path):
         yield run.hint(
             f"{key}.nvme_path", f"{path} does not exist on this machine", "make sure that it does where it runs"
         )

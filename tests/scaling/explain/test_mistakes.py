@@ -105,6 +105,29 @@ def test_plain_file_has_no_mistake() -> None:
         ),
         ({**PLAIN, "bf16": True}, "bf16", '{"enabled": true}'),
         ({**PLAIN, "optimizer": "AdamW"}, "optimizer", '{"type": "AdamW"}'),
+        (
+            {**PLAIN, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weightdecay": 0.1}}},
+            "optimizer.params.weightdecay",
+            "write weight_decay",
+        ),
+        (
+            {**PLAIN, "scheduler": {"type": "WarmupDecayLR", "params": {"total_nm_steps": 9}}},
+            "scheduler.params.total_nm_steps",
+            "write total_num_steps",
+        ),
+        ({**dict(list(PLAIN.items())[:3]), "bfloat16": {"enaled": True}}, "bf16.enaled", "write enabled"),
+        ({**PLAIN, "optimizer": {"type": "AdamW", "params": {"lr": "3e-5"}}}, "optimizer.params.lr", "write 3e-05"),
+        (
+            {**PLAIN, "fp16": {"enabled": True, "loss_scale_window": "a"}, "bf16": {"enabled": False}},
+            "fp16.loss_scale_window",
+            "whole number",
+        ),
+        (
+            zero(stage=3, offload_optimizer={"device": "nvme", "nvme_path": ["/a"]}),
+            "zero_optimization.offload_optimizer.nvme_path",
+            "text",
+        ),
+        ({**PLAIN, "scheduler": {"type": "WarmupDecayLR", "params": 3}}, "scheduler.params", "block"),
         ({**PLAIN, "zero_optimization": 2}, "zero_optimization", '{"stage": 2}'),
         ({**PLAIN, "bf16": {"enabled": True, "bf16": True}}, "bf16.bf16", "take bf16.bf16 out"),
     ],
@@ -141,6 +164,11 @@ def test_mistake_in_a_deepspeed_file_is_told_once(tree: dict[str, Any], key: str
             "  fsdp_auto_wrap_polcy: NO_WRAP\n",
             "fsdp_config.fsdp_auto_wrap_polcy",
             "fsdp_auto_wrap_policy",
+        ),
+        (
+            "distributed_type: MULTI_GPU\nnum_processes: 2\nmixed_precision: fp8\nfp8_config:\n  bacend: TE\n",
+            "fp8_config.bacend",
+            "write fp8_backend",
         ),
         (
             "distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\nfsdp_config:\n  fsdp_version: 2\n"

@@ -215,6 +215,23 @@ def test_scheduler_parameters_match_the_installed_deepspeed() -> None:
         assert set(SCHEDULERS[name]) == known
 
 
+def test_optimizer_parameters_have_all_of_the_installed_ones() -> None:
+    import inspect
+
+    import torch
+    from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
+    from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
+    from deepspeed.ops.lamb import FusedLamb
+    from deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
+
+    from scaling.explain.deepspeed_parts_rules import PARAMETERS
+
+    ours = (FusedAdam, DeepSpeedCPUAdam, FusedLamb, FusedLion, DeepSpeedCPULion, DeepSpeedCPUAdagrad)
+    for optimizer in (*ours, torch.optim.AdamW, torch.optim.Adam, torch.optim.Adagrad, torch.optim.SGD):
+        known = set(inspect.signature(optimizer).parameters) - {"params", "model_params"}
+        assert known <= set(PARAMETERS), optimizer
+
+
 def test_former_training_arguments_are_unknown_to_the_installed_transformers() -> None:
     from scaling.explain.history import TRAINER_REMOVED, TRAINER_RENAMED
 
