@@ -59,7 +59,9 @@ class Decoder(keras.Model):
         self.resolved = resolved
         self._checkpoint_every = checkpoint_every
         width, stddev = spec.hidden_size, config.initializer_range
-        self.embedding = Embedding(spec.vocab_size, width, stddev=stddev, policy=policy)
+        self.embedding = Embedding(
+            spec.vocab_size, width, stddev=stddev, policy=policy, fixed_id=config.fixed_embedding_id
+        )
         has_positions = config.rotation is None
         self.positions = (
             Embedding(spec.max_seq_len or 0, width, stddev=stddev, policy=policy) if has_positions else None

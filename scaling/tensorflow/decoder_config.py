@@ -57,6 +57,8 @@ class DecoderConfig:
     windows: tuple[int | None, ...]
     """By layer, how many tokens attention sees, the token itself counted; None: all before it."""
     dropouts: Dropouts
+    fixed_embedding_id: int | None = None
+    """Of the row that looking up does not train."""
 
     def has(self, name: str) -> bool:
         """Return whether the model has a parameter called ``name``, with ``{layer}`` in place of the block index."""
@@ -93,6 +95,8 @@ def _llama_like(spec: ModelSpec, config: Any) -> DecoderConfig:
         rotation=_rotation(spec, config),
         windows=_windows(spec, config),
         dropouts=Dropouts(attention=config.attention_dropout),
+        # The library's llama gives it to torch.nn.Embedding as padding_idx, its GPT-2 does not.
+        fixed_embedding_id=None if config.pad_token_id is None else config.pad_token_id % spec.vocab_size,
     )
 
 

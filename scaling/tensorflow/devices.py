@@ -26,6 +26,8 @@ def mirrored_strategy(num_replicas: int) -> tf.distribute.MirroredStrategy:
             raise EngineError(
                 f"num_replicas={num_replicas}, but this process has a strategy of {earlier[0]}; start a new process"
             )
+        # fp32 is to be fp32, as it is to torch 2.13: TensorFlow 2.21 else computes products on GPUs with 10 bits of it.
+        tf.config.experimental.enable_tensor_float_32_execution(False)
         _made[num_replicas] = tf.distribute.MirroredStrategy(_devices(num_replicas))
     return _made[num_replicas]
 

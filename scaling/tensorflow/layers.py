@@ -40,14 +40,19 @@ class Linear(keras.layers.Layer):
 class Embedding(keras.layers.Layer):
     """A table of vectors, fp32 out."""
 
-    def __init__(self, rows: int, width: int, *, stddev: float, policy: str) -> None:
+    def __init__(self, rows: int, width: int, *, stddev: float, policy: str, fixed_id: int | None = None) -> None:
+        """``fixed_id``: of the row that looking up does not train, as ``padding_idx`` of torch.nn.Embedding."""
         super().__init__(dtype=policy, autocast=False)
+        self._fixed_id = fixed_id
         self.weight = matrix(self, (rows, width), stddev=stddev)
         self.built = True
 
     def call(self, ids: tf.Tensor) -> tf.Tensor:
         """Return (…, width) of (…,)."""
-        return tf.gather(self.weight.value, ids)
+        vectors = tf.gather(self.weight.value, ids)
+        if self._fixed_id is None:
+            return vectors
+        return tf.where(ids[..., None] == self._fixed_id, tf.stop_gradient(vectors), vectors)
 
     def logits(self, hidden: tf.Tensor) -> tf.Tensor:
         """Return the products with every row, in the policy's compute format: the head of a model with tied weights."""

@@ -49,6 +49,7 @@ LLAMA3_SCALING = {
 MODELS: Mapping[str, dict[str, Any]] = {
     "llama": LLAMA,
     "llama-tied": {**LLAMA, "tie_word_embeddings": True},
+    "llama-padding": {**LLAMA, "tie_word_embeddings": True, "pad_token_id": 7},
     "llama-biases": {**LLAMA, "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-3},
     "llama-scaled": {**LLAMA, "rope_parameters": LLAMA3_SCALING},
     "mistral": {**LLAMA, "model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 5},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import tensorflow as tf
 
 from scaling.errors import EngineError
 from scaling.tensorflow.devices import mirrored_strategy
@@ -19,3 +20,9 @@ def test_strategy_is_made_once() -> None:
 def test_second_strategy_of_several_replicas_is_refused() -> None:
     with pytest.raises(EngineError, match="num_replicas=3, but this process has a strategy of 2; start a new process"):
         mirrored_strategy(3)
+
+
+def test_fp32_is_not_computed_with_fewer_bits() -> None:
+    """As torch 2.13 does by default; without a GPU it makes no difference, and the setting is what can be looked at."""
+    mirrored_strategy(2)
+    assert not tf.config.experimental.tensor_float_32_execution_enabled()
