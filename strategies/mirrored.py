@@ -1,8 +1,8 @@
 """TensorFlow's `MirroredStrategy`: everything on every GPU; nothing is shared out.
 
-Our engine (scaling/tensorflow/mirrored.py) keeps fp32 variables, AdamW's moments beside them, and, where micro batches
-add up, one accumulator a variable. Gradients are fp32 under every policy: what is cast to 16 bits is cast again where
-it is used, and the gradient of a cast is the cast of the gradient.
+Our engine (scaling/tensorflow/mirrored.py) keeps fp32 variables, the optimizer's states beside them, and, where micro
+batches add up, one accumulator a variable. Gradients are fp32 under every policy: what is cast to 16 bits is cast again
+where it is used, and the gradient of a cast is the cast of the gradient.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from strategies.backward_states import growing_gradients
 from strategies.base import NOTHING, BlockState, StateLayout, Strategy, largest_tensor_params
 from strategies.estimate import CauseBytes
 from strategies.job import Job
-from strategies.memory.model_states import ADAM_STATE_BYTES, FP32_BYTES, Sharding
+from strategies.memory.model_states import FP32_BYTES, Sharding
+from strategies.memory.optimizer_states import shard_state_bytes
 from strategies.model_spec import ModelSpec
 from strategies.parameter_order import parameter_order
 from strategies.plan import Buckets, Plan
@@ -36,15 +37,16 @@ class Mirrored(Strategy):
     def layout(
         self, spec: ModelSpec, *, job: Job, plan: Plan, data_parallel_size: int, on_cpu: bool = False
     ) -> StateLayout:
-        return _layout(spec, data_parallel_size > 1, plan.gradient_accumulation_steps > 1)
+        state_bytes = shard_state_bytes(spec, job, 1)
+        return _layout(spec, state_bytes, data_parallel_size > 1, plan.gradient_accumulation_steps > 1)
 
 
 @cache
-def _layout(spec: ModelSpec, is_reduced: bool, accumulates: bool) -> StateLayout:
+def _layout(spec: ModelSpec, state_bytes: int, is_reduced: bool, accumulates: bool) -> StateLayout:
     order, params = parameter_order(spec), spec.num_params
     gradients = CauseBytes(gradients=FP32_BYTES * params)
     accumulators = CauseBytes(gradient_accumulation=FP32_BYTES * params) if accumulates else NOTHING
-    resident = accumulators + CauseBytes(parameters=FP32_BYTES * params, optimizer_states=ADAM_STATE_BYTES * params)
+    resident = accumulators + CauseBytes(parameters=FP32_BYTES * params, optimizer_states=state_bytes)
     tied = CauseBytes(gradients=FP32_BYTES * order.tied_elements)
     at_the_end = CauseBytes(gradients=FP32_BYTES * (3 * order.tied_elements or order.embedding_elements))
     return StateLayout(

@@ -61,6 +61,12 @@ def test_states_are_whole_on_every_gpu(precision: Precision, gpus: int) -> None:
         assert initialise.total_bytes == bytes_per_parameter * PARAMS
 
 
+def test_momentum_alone_is_half_of_what_adam_keeps() -> None:
+    job = Job(seq_len=128, global_batch_size=1, precision=Precision.FP32, optimizer=OptimizerName.SGD)
+    estimate = predict(load_model_spec(LLAMA), cluster=cluster_of(1), job=job, plan=plan_of(LLAMA, job))
+    assert estimate.memory.phases[0].causes.optimizer_states == 4 * PARAMS
+
+
 def test_a_step_holds_all_gradients_and_their_packed_copy_where_there_are_others() -> None:
     job = Job(seq_len=128, global_batch_size=8, precision=Precision.FP32)
 
