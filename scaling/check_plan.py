@@ -52,7 +52,7 @@ def check_plan(decision: Decision, *, plan_path: Path, launch: LaunchEnvironment
         ScalingError: names what differs, with both values.
     """
     _check_world_size(decision, launch)
-    _check_batch(decision)
+    check_batch(decision)
     require_trainable(decision)
     require_installed(decision)
     _check_accelerate(decision, environ)
@@ -137,7 +137,12 @@ def _check_world_size(decision: Decision, launch: LaunchEnvironment) -> None:
         )
 
 
-def _check_batch(decision: Decision) -> None:
+def check_batch(decision: Decision) -> None:
+    """Refuse a plan whose passes do not add up to its global batch: it was edited.
+
+    Raises:
+        PlanError: names all four numbers.
+    """
     job, plan = decision.job, decision.plan
     steps = accumulation_steps(
         global_batch_size=job.global_batch_size,

@@ -88,8 +88,11 @@ def goes_on(facts: StepFacts, state: UpdateState, *, policy: NonFinite) -> bool:
     return False
 
 
-def why_stopped(facts: StepFacts, policy: NonFinite, *, first: str = "") -> str:
-    """Return why a run ends after a step, what is left of it and what to do; ``first``: the tensor that was named."""
+def why_stopped(facts: StepFacts, policy: NonFinite, *, first: str = "", can_name: bool = True) -> str:
+    """Return why a run ends after a step, what is left of it and what to do.
+
+    ``first``: the tensor that was named. ``can_name``: whether another run could name it.
+    """
     advice = "lower the learning rate or lengthen the warm-up"
     if policy is NonFinite.SKIP:
         return f"{MAX_SKIPPED_IN_A_ROW} updates in a row were skipped, so nothing is learnt any more: {advice}"
@@ -98,7 +101,8 @@ def why_stopped(facts: StepFacts, policy: NonFinite, *, first: str = "") -> str:
         left = "the gradient is finite, but no model was saved"
     if policy is NonFinite.NAME:
         return f"{left}; {first}: {advice}"
-    return f"{left}: {advice}, or name the tensor with --nonfinite name, or skip such steps with --nonfinite skip"
+    naming = "name the tensor with --nonfinite name, or " if can_name else ""
+    return f"{left}: {advice}, or {naming}skip such steps with --nonfinite skip"
 
 
 def first_nonfinite(engine: Engine, repeatable: Repeatable) -> str:

@@ -94,7 +94,7 @@ class Checkpoints:
         Raises:
             CheckpointError: all are damaged, or the latest whole one is of another run.
         """
-        found = [Path(each) for each in reversed(self._manager.checkpoints)]
+        found = self._found()
         for path in found:
             try:
                 return self.restore(path)
@@ -107,6 +107,15 @@ class Checkpoints:
             )
         return None
 
+    def _found(self) -> list[Path]:
+        """Return the checkpoints that are there, the latest first; without the manager's file, by their steps."""
+        managed = [Path(each) for each in reversed(self._manager.checkpoints)]
+        if present := [path for path in managed if _is_there(path)]:
+            return present
+        indices = Path(self._manager.directory).glob(f"{PREFIX}-*.index")
+        steps = [number for path in indices if (number := path.stem.removeprefix(f"{PREFIX}-")).isdecimal()]
+        return [self.path_of(step) for step in sorted(map(int, steps), reverse=True)]
+
     def restore(self, path: Path) -> RunState:
         """Put the engine where the checkpoint is.
 
@@ -115,6 +124,7 @@ class Checkpoints:
         """
         require_checkpoint(path)
         try:
+            self._host.content = {}
             # First what it is, and only then the weights: those of another run would be read into this one's.
             tf.train.Checkpoint(host=self._host).read(str(path)).expect_partial()
             state = self._state(path)
@@ -128,6 +138,8 @@ class Checkpoints:
 
     def _state(self, path: Path) -> RunState:
         content = dict(self._host.content)
+        if not content:
+            raise CheckpointError(f"{path} holds no run of this trainer; give one of its checkpoints")
         identity = content.pop("identity", {})
         if changed := [
             f"{name} was {identity[name]} and is {value}"
@@ -145,8 +157,12 @@ def require_checkpoint(path: Path) -> None:
     Raises:
         CheckpointError: says what a path must be.
     """
-    if not path.with_name(f"{path.name}.index").is_file():
+    if not _is_there(path):
         raise CheckpointError(f"{path} is no checkpoint of TensorFlow; give its path without the ending .index")
+
+
+def _is_there(path: Path) -> bool:
+    return path.with_name(f"{path.name}.index").is_file()
 
 
 class _DamagedError(CheckpointError):

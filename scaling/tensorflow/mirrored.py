@@ -138,6 +138,11 @@ class MirroredEngine:
         return self._updates.moments
 
     @property
+    def lr_scales(self) -> tuple[float, ...]:
+        """The factor of the learning rate in each group of parameters, those with weight decay first."""
+        return self._updates.lr_scales
+
+    @property
     def update_state(self) -> UpdateState:
         """The loss scale and the counts of updates, for schedules and checkpoints; `load_update_state` restores it."""
         return self._scaler.state

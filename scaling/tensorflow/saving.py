@@ -66,17 +66,23 @@ class Saving:
             case "auto":
                 state = self._checkpoints.restore_latest()
             case path:
-                state = self._checkpoints.restore(Path(path))
+                state, self.last = self._checkpoints.restore(Path(path)), Path(path)
         if state is None:
             return 0
-        if state.step > self._config.steps:
-            raise CheckpointError(
-                f"the checkpoint to go on from has done step {state.step}, which is beyond steps={self._config.steps}; "
-                f"give more --steps"
-            )
+        self._require_steps(state.step)
         rate.restore(state.schedule)
-        self.last = self._checkpoints.path_of(state.step)
+        self.last = self.last or self._checkpoints.path_of(state.step)
         return state.step
+
+    def _require_steps(self, done: int) -> None:
+        """Refuse to go on where nothing is left to do; in its own folder the model may still have to be exported."""
+        steps = self._config.steps
+        if done > steps:
+            raise CheckpointError(
+                f"the checkpoint to go on from has done step {done}, which is beyond steps={steps}; give more --steps"
+            )
+        if done == steps and not continues(self._config):
+            raise CheckpointError(f"{self.last} has done step {done} of steps={steps}; give more --steps")
 
     def is_due(self, step: int) -> bool:
         """Return whether the run saves after so many optimizer steps."""

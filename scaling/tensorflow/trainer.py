@@ -111,7 +111,7 @@ class Trainer:
             grad_norm=result.grad_norm,
             grad_norm_clipped=clipped_norm(result.grad_norm, max_norm=self._decision.job.gradient_clipping),
             lr=learning_rate,
-            lr_groups=(learning_rate,),
+            lr_groups=tuple(learning_rate * scale for scale in self._engine.lr_scales),
             skipped=result.is_skipped,
             loss_scale=result.scale if result.scale != 1.0 else None,
             tokens_per_s=tokens_per_s,
@@ -145,7 +145,7 @@ class Trainer:
         )
         policy = self._config.nonfinite
         if not facts.is_finite and not goes_on(facts, self._engine.update_state, policy=policy):
-            raise TrainingError(f"{facts}; {why_stopped(facts, policy)}")
+            raise TrainingError(f"{facts}; {why_stopped(facts, policy, can_name=False)}")
 
     def _evaluation(self, *, step: int) -> EvaluationRecord:
         start = time.perf_counter()
@@ -153,7 +153,9 @@ class Trainer:
         for batch in evaluation_steps(self._data, strategy=self._engine.strategy):
             found = self._engine.evaluate(batch)
             loss_sum, num_units = loss_sum + found.loss_sum, num_units + found.num_loss_units
-        eval_loss = loss_sum / max(num_units, 1)
+        if not num_units:  # the loss of nothing would be zero, the best there is
+            raise TrainingError(f"step {step}: nothing that is held out has a label; check the data, or hold out more")
+        eval_loss = loss_sum / num_units
         if not math.isfinite(eval_loss):
             raise TrainingError(f"step {step}: eval_loss={eval_loss}; lower the learning rate, or check the data")
         return EvaluationRecord(

@@ -7,16 +7,18 @@ import json
 import logging
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 import transformers
 
-from scaling.check_plan import check_estimate, check_num_params
+from scaling.check_plan import check_batch, check_estimate, check_num_params
 from scaling.disk import writing
 from scaling.engines.optimizer import OptimizerSettings
-from scaling.errors import ConfigError, LaunchError
+from scaling.errors import ConfigError, LaunchError, TrainingError, one_line
 from scaling.interrupt import RunStatus
 from scaling.lr_scales import parse_lr_scales
 from scaling.models import InitialWeights, build_config, build_model, choose_weights
@@ -53,6 +55,7 @@ WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
     "dry_run": (DryRun.AUTO, DryRun.NEVER),
     "layer_stats_every": (0,),
     "profile_steps": (None,),
+    "timeout_s": (next(field.default for field in dataclasses.fields(TrainConfig) if field.name == "timeout_s"),),
 }
 """Settings of which a run in TensorFlow knows these values only."""
 
@@ -82,6 +85,7 @@ def prepare(config: TrainConfig) -> Prepared:
     resolved = resolve_model(decision.model)
     spec = model_spec(resolved)
     require_possible_plan(spec, cluster=decision.cluster, job=decision.job, plan=decision.plan)
+    check_batch(decision)
     check_num_params(decision, spec.num_params)
     check_estimate(decision, spec)
     check_loggers(config.loggers)
@@ -157,7 +161,7 @@ def run(prepared: Prepared, config: TrainConfig, *, status: RunStatus) -> Summar
         overwrite=config.overwrite or config.resume == "auto",
         continues=continues(config),
     )
-    with folder:
+    with folder, _telling_what_is_full(status):
         _write(config, CONFIG_FILE, json.dumps(dataclasses.asdict(config), indent=2, default=str))
         engine = _start_engine(prepared, config)
         trainer = Trainer(
@@ -190,6 +194,22 @@ def run(prepared: Prepared, config: TrainConfig, *, status: RunStatus) -> Summar
     return summary
 
 
+@contextmanager
+def _telling_what_is_full(status: RunStatus) -> Iterator[None]:
+    """Do what needs memory inside.
+
+    Raises:
+        TrainingError: a device has no memory left; steps are not repeated in smaller micro batches, as in PyTorch.
+    """
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        raise TrainingError(
+            f"out of memory {status.reached}: {one_line(error)}; plan again with a smaller --micro-batch-size or "
+            f"--activation-checkpointing full"
+        ) from error
+
+
 def _write(config: TrainConfig, name: str, text: str) -> None:
     path = config.out / name
     with writing(path):
@@ -203,7 +223,7 @@ def _start_engine(prepared: Prepared, config: TrainConfig) -> MirroredEngine:
         prepared.resolved,
         decision=decision,
         settings=OptimizerSettings(weight_decay=config.weight_decay, lr_scales=parse_lr_scales(config.lr_scale)),
-        seed=config.seed + 1,  # of dropout
+        seed=(config.seed + 1) % 2**63,  # of dropout
     )
     drawn = weights.folder or build_model(prepared.model_config, weights, decision=decision, seed=config.seed)
     load_hugging_face(engine.model, drawn)

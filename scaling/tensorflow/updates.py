@@ -17,6 +17,7 @@ from scaling.tensorflow.update_rules import UpdateRule
 class _Parameter:
     weight: tf.Variable
     slots: tuple[tf.Variable, ...]
+    decays: bool
     decay: float
     lr_scale: float
 
@@ -41,6 +42,7 @@ class Updates:
             name: _Parameter(
                 weight=weight,
                 slots=tuple(tf.Variable(tf.zeros(weight.shape), trainable=False) for _ in rule.slot_names),
+                decays=decays(name, weight.shape),
                 decay=settings.weight_decay if decays(name, weight.shape) else 0.0,
                 lr_scale=scale_of(name, settings.lr_scales),
             )
@@ -55,6 +57,12 @@ class Updates:
             for name, parameter in self._parameters.items()
             for kind, slot in zip(self._rule.slot_names, parameter.slots, strict=True)
         }
+
+    @property
+    def lr_scales(self) -> tuple[float, ...]:
+        """Return the factor of the learning rate in each group that torch's optimizer has, in its order."""
+        groups = dict.fromkeys((each.decays, each.lr_scale) for each in self._parameters.values())
+        return tuple(scale for _, scale in sorted(groups, key=lambda group: (not group[0], group[1] != 1.0)))
 
     def apply(self, gradients: Sequence[Any], factor: tf.Tensor, numbers: tf.Tensor) -> None:
         """Update every parameter on every device from its gradient times ``factor``; outside of `Strategy.run`."""

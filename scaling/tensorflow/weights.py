@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import torch
 
+from scaling.checkpoint_export import generation_of
 from scaling.errors import ModelError
 from scaling.export import export_tensors, shell_of
 from scaling.models import auto_class, build_config
@@ -120,6 +121,7 @@ def save_hugging_face(model: Decoder, folder: Path, *, tokenizer: Any = None) ->
     Raises:
         ExportError: the folder exists, cannot be written, or does not open as what was trained.
     """
-    shell = shell_of(build_config(model.resolved), dtype=torch.float32)
+    resolved = model.resolved
+    shell = shell_of(build_config(resolved), dtype=torch.float32, generation=generation_of(resolved))
     tensors = ((name, torch.from_numpy(variable.numpy())) for name, variable in parameters_by_name(model).items())
     export_tensors(tensors, shell, tokenizer, folder=folder)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from numpy.typing import NDArray
 
 from scaling.checkpoint.errors import CheckpointError
@@ -105,6 +106,27 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogC
     data.write_bytes(data.read_bytes()[:100])
     with pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged \(ckpt-3, ckpt-2\); move them away"):
         Checkpoints(engine, folder, keep_last=2).restore_latest()
+
+
+def test_what_is_there_counts_and_not_what_the_manager_has_noted(tmp_path: Path) -> None:
+    engine, folder = engine_of(tmp_path), tmp_path / "checkpoints"
+    checkpoints, states = Checkpoints(engine, folder, keep_last=0), []
+    for step in (9, 10):
+        states.append(RunState(step=step, num_samples_seen=8 * step, update_state=engine.update_state))
+        checkpoints.save(states[-1])
+    (noted := folder / "checkpoint").rename(tmp_path / "noted")
+    assert Checkpoints(engine, folder, keep_last=0).restore_latest() == states[1]
+    (tmp_path / "noted").rename(noted)
+    for path in folder.glob("ckpt-10.*"):
+        path.unlink()
+    assert Checkpoints(engine, folder, keep_last=0).restore_latest() == states[0]
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+    engine = engine_of(tmp_path)
+    path = Path(tf.train.Checkpoint(weight=tf.Variable(1.0)).write(str(tmp_path / "theirs")))
+    with pytest.raises(CheckpointError, match="theirs holds no run of this trainer"):
+        Checkpoints(engine, tmp_path / "checkpoints", keep_last=2).restore(path)
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:

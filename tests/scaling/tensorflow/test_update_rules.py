@@ -9,11 +9,13 @@ import pytest
 import tensorflow as tf
 import torch
 
-from scaling.engines.optimizer import OptimizerSettings
+from scaling.engines.optimizer import OptimizerSettings, make_optimizer, split_by_decay
 from scaling.errors import EngineError
+from scaling.lr_scales import parse_lr_scales
+from scaling.tensorflow.devices import mirrored_strategy
 from scaling.tensorflow.update_rules import make_rule
-from scaling.tensorflow.updates import decays
-from strategies.job import OptimizerName
+from scaling.tensorflow.updates import Updates, decays
+from strategies.job import Job, OptimizerName, Precision
 
 pytestmark = pytest.mark.tensorflow
 
@@ -59,6 +61,17 @@ def test_decay_spares_norms_and_biases() -> None:
     assert decays("model.layers.0.mlp.up_proj.weight", (4, 4))
     assert not decays("model.norm.weight", (4,))
     assert not decays("experts.down_proj_bias", (4, 4))
+
+
+def test_groups_of_learning_rates_are_those_of_torch() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2), torch.nn.Linear(2, 2))
+    settings = OptimizerSettings(weight_decay=0.1, lr_scales=parse_lr_scales(("0.*=0.5", "2.bias=3")))
+    job = Job(seq_len=2, global_batch_size=1, precision=Precision.FP32)
+    groups = make_optimizer(*split_by_decay(model, settings), settings, job=job).param_groups
+    weights = {name: tf.Variable(parameter.detach().numpy()) for name, parameter in model.named_parameters()}
+    rule = make_rule(OptimizerName.ADAMW, settings)
+    found = Updates(weights, rule=rule, settings=settings, strategy=mirrored_strategy(2)).lr_scales
+    assert found == tuple(group["lr_scale"] for group in groups) == (1.0, 0.5, 1.0, 0.5, 3.0)
 
 
 def test_other_rules_are_refused() -> None:

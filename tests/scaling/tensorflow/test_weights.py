@@ -13,6 +13,7 @@ from safetensors import safe_open
 from scaling.errors import ExportError, ModelError
 from scaling.tensorflow.decoder import build_decoder
 from scaling.tensorflow.weights import load_hugging_face, parameters_by_name, save_hugging_face
+from strategies.load_model import resolve_model
 from tests.scaling.tensorflow.models import resolved, tokens, torch_model
 
 pytestmark = pytest.mark.tensorflow
@@ -32,6 +33,13 @@ def test_saved_folder_opens_in_transformers_with_the_same_logits(name: str, tmp_
     again = build_decoder(resolved(name))
     load_hugging_face(again, tmp_path / "final")
     assert np.array_equal(again(ids).numpy(), model(ids).numpy())
+
+
+def test_settings_of_generation_stay_with_the_model(tmp_path: Path) -> None:
+    save_hugging_face(build_decoder(resolved("llama")), tmp_path / "first")
+    transformers.GenerationConfig(do_sample=True, temperature=0.3).save_pretrained(tmp_path / "first")
+    save_hugging_face(build_decoder(resolve_model(str(tmp_path / "first"))), tmp_path / "second")
+    assert transformers.GenerationConfig.from_pretrained(tmp_path / "second").temperature == 0.3
 
 
 def test_saving_over_a_folder_is_refused(tmp_path: Path) -> None:
