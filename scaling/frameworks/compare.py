@@ -12,11 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from scaling.disk import writing
 from scaling.errors import ConfigError
 from scaling.frameworks.prepare import plans_of_both, write_first_weights
 from scaling.frameworks.processes import LAUNCHER, Watched, python, run_watched
 from scaling.frameworks.result import FrameworkComparison, FrameworkRun
 from scaling.run_folder import METRICS_FILE
+from scaling.train_config import resolve
 from scaling.watching.summary import versions
 from strategies.decision import Decision
 from strategies.emit.commands import TENSORFLOW_MODULE, TRAIN_MODULE
@@ -40,10 +42,12 @@ def compare_frameworks(
     """
     if steps <= WARM_UP_STEPS:
         raise ConfigError(f"steps={steps} must be more than the {WARM_UP_STEPS} that warm up; give at least 8")
-    if out.exists() and any(out.iterdir()):
-        raise ConfigError(f"out={out} is not empty; give another folder")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"out={out} is not an empty folder; give another")
+    resolve(flags={"plan": out / PLAN_FILE, "out": out, "steps": steps}, assignments=settings, file=None)
     plans = plans_of_both(decision)
-    out.mkdir(parents=True, exist_ok=True)
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
     model = out / "model"
     write_first_weights(decision, seed=seed, folder=model)
     runs = {
@@ -79,7 +83,8 @@ def _run(decision: Decision, *, steps: int, settings: Sequence[str], folder: Pat
     lines = _steps(out)
     if framework is Framework.PYTORCH and decision.cluster.gpu.is_cpu:
         metered = folder / f"{framework}-metered"
-        short = ["--out", str(metered), "--steps", str(METERED_STEPS), "--measure-steps", str(METERED_STEPS)]
+        number = str(METERED_STEPS)
+        short = ["--out", str(metered), "--steps", number, "--measure-steps", number, "--warmup-steps", "0"]
         run_watched([*command, *short], out=metered, log=folder / f"{framework}-metered.log")
         peak = _steps(metered)[-1]["peak_allocated_bytes"]
     else:

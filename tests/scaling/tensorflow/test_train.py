@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from scaling.cli import app
+from scaling.engines.loss_scale import Outcome
+from scaling.tensorflow.mirrored import LossSums, MirroredEngine, MirroredStep
 from scaling.tensorflow.train import main
 from tests.scaling.decisions import plan_tiny
 from tests.scaling.launching import REPOSITORY, run_cli
@@ -65,6 +70,10 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path, capfd: pytest.Cap
     assert told[0] == told[1]
     assert len(told[0]) == 8 + 2
 
+    last = str(killed / "checkpoints" / "ckpt-8")
+    assert main([*flags(tmp_path, out="elsewhere", steps=8), "--resume", last]) == 2
+    assert f"{last} has done step 8 of steps=8; give more --steps" in capfd.readouterr().err
+
 
 def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "stopped"
@@ -76,7 +85,8 @@ def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path: Path, capfd: pytest.Cap
 
     asking = threading.Thread(target=ask_to_stop, daemon=True)
     asking.start()
-    assert main([*flags(tmp_path, out="stopped", steps=5000), "--save-every", "0", "--eval-every", "0"]) == 0
+    words = ["--save-every", "0", "--eval-every", "0", "--seed", str(2**63 - 1)]
+    assert main([*flags(tmp_path, out="stopped", steps=5000), *words]) == 0
     asking.join()
     told = capfd.readouterr().out
     step = lines(out)[-1]["step"]
@@ -104,7 +114,9 @@ def test_both_frameworks_take_the_same_steps(
         "--steps",
         "6",
         "--set",
-        "learning_rate=1e-3",
+        "learning_rate=1e-2",
+        "--set",
+        "warmup_steps=3",
     ]
     assert run_cli(monkeypatch, words) == 0
     result = json.loads((out / "comparison.json").read_text())
@@ -127,6 +139,7 @@ def test_both_frameworks_take_the_same_steps(
     [
         (["--nonfinite", "name"], "nonfinite=name cannot be had in TensorFlow"),
         (["--streaming", "--save-async"], "streaming=True, save_async=True cannot be had in TensorFlow"),
+        (["--timeout-s", "60"], "timeout_s=60 cannot be had in TensorFlow"),
         (["--resume", "nowhere/ckpt-1"], "nowhere/ckpt-1 is no checkpoint of TensorFlow"),
     ],
 )
@@ -135,6 +148,51 @@ def test_what_it_cannot_do_is_one_line(
 ) -> None:
     assert main([*flags(tmp_path, out="run", steps=4), *more]) == 2
     assert message in capfd.readouterr().err
+
+
+def raise_out_of_memory(*_: object, **__: object) -> None:
+    raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[8,64]")
+
+
+def make_infinite_step(*_: object, **__: object) -> MirroredStep:
+    return MirroredStep(mean_loss=math.inf, grad_norm=math.inf, outcome=Outcome.NOT_FINITE, num_loss_units=8, scale=1.0)
+
+
+def find_no_label(*_: object, **__: object) -> LossSums:
+    return LossSums(loss_sum=0.0, num_loss_units=0)
+
+
+@pytest.mark.parametrize(
+    ("method", "replacement", "message"),
+    [
+        ("train_step", raise_out_of_memory, "out of memory before the first step; nothing was saved: OOM when alloc"),
+        ("train_step", make_infinite_step, "lengthen the warm-up, or skip such steps with --nonfinite skip"),
+        ("evaluate", find_no_label, "step 1: nothing that is held out has a label"),
+    ],
+)
+def test_a_run_that_cannot_go_on_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    method: str,
+    replacement: Callable[..., Any],
+    message: str,
+) -> None:
+    monkeypatch.setattr(MirroredEngine, method, replacement)
+    assert main([*flags(tmp_path, out="run", steps=4), "--eval-every", "1"]) == 2
+    told = capfd.readouterr().err
+    assert message in told
+    assert "Traceback" not in told
+
+
+def test_a_plan_that_was_edited_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = flags(tmp_path, out="run", steps=4)
+    plan = tmp_path / "plan" / "plan.json"
+    content = json.loads(plan.read_text())
+    content["plan"]["gradient_accumulation_steps"] = 1
+    plan.write_text(json.dumps(content))
+    assert main(words) == 2
+    assert "gradient_accumulation_steps=1 in the plan, but global_batch_size=8 / (" in capfd.readouterr().err
 
 
 def test_a_plan_for_gpus_is_not_trained_on_a_cpu(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
