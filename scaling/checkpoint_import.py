@@ -79,7 +79,7 @@ def _by_live_name(
     shell: Any, stored: Mapping[str, StoredTensor], *, folder: Path, model: str
 ) -> dict[str, StoredTensor]:
     """Return what is stored of every tensor of the model, whichever name of a tied one it was stored under."""
-    given = {name.removeprefix(WRAPPER): tensor for name, tensor in stored.items()}
+    given = {str(name).removeprefix(WRAPPER): tensor for name, tensor in stored.items()}
     aliases = aliases_of(shell)
     shapes = {alias: tensor.shape for tensor, names in aliases.values() for alias in names}
     for name, tensor in given.items():

@@ -47,7 +47,7 @@ from scaling.tasks.example import vocabulary
 from scaling.train_config import TrainConfig
 from scaling.trainer import train
 from scaling.training_data import TrainingData, open_training_data
-from scaling.watching.earlier import keep_until
+from scaling.watching.earlier import keep_until, require_steps
 from scaling.watching.loggers import check_loggers, open_loggers
 from scaling.watching.profiler import ProfilerWindow
 from scaling.watching.records import Record
@@ -212,6 +212,8 @@ def _train(
     saving = Saving(config, prepared.decision, prepared.data)
     first_step = last_step = saving.start(engine)
     records = saving.meeting.on_main(partial(keep_until, config.out / METRICS_FILE, first_step))
+    if first_step == config.steps:
+        require_steps(records, config.out / METRICS_FILE)
     reporter = together(partial(_open_reporter, config, first_step=first_step, is_main=engine.rank == 0))
     with reporter or nullcontext(), guard.training():
         steps = train(engine, prepared.data, config, watch=watch, saving=saving, guard=guard, first_step=first_step)

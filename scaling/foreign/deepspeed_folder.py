@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,13 @@ _RANK = re.compile(r"\d+")
 
 def tagged_folder(folder: Path) -> Path:
     """Return the folder of one step, where ``folder`` is the one that was given to ``save_checkpoint``."""
-    for name in LATEST_FILES:
-        latest = folder / name
-        if (
-            latest.is_file()
-            and (step := folder / latest.read_text(encoding="utf-8", errors="replace").strip()).is_dir()
-        ):
-            return step
+    for latest in (folder / name for name in LATEST_FILES):
+        with suppress(OSError):  # a name that is too long, or a file that may not be read, names no folder
+            if (
+                latest.is_file()
+                and (step := folder / latest.read_text(encoding="utf-8", errors="replace").strip()).is_dir()
+            ):
+                return step
     return folder
 
 

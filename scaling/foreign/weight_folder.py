@@ -39,8 +39,8 @@ def read_weights(folder: Path) -> dict[str, StoredTensor]:
 
 def _of_index(folder: Path, index: Path) -> dict[str, StoredTensor]:
     try:
-        files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
+        files = sorted({str(file) for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+    except (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(f"cannot read {index}: {kind_and_line(error)}; take another checkpoint") from error
     return {name: tensor for file in files for name, tensor in _of_file(folder / file).items()}
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from scaling.disk import writing
+from scaling.errors import TrainingError
 from scaling.watching.records import EvaluationRecord, Record, SaveFailureRecord, StepRecord
 from strategies.errors import ScalingError
 from strategies.serialize import from_json
@@ -32,6 +34,19 @@ def keep_until(path: Path, step: int) -> list[Record]:
         shortened.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
         os.replace(shortened, path)
     return [record for line in kept if (record := _record(line, path)) is not None]
+
+
+def require_steps(records: Sequence[Record], path: Path) -> None:
+    """Refuse to sum up a run that is over when nothing tells of its steps any more.
+
+    Raises:
+        TrainingError: ``records``, those that ``path`` holds, have no step.
+    """
+    if not any(isinstance(record, StepRecord) for record in records):
+        raise TrainingError(
+            f"all steps are done, but {path} tells of none of them any more; give more --steps, or take the model out "
+            f"with scaling checkpoint export {path.parent} --out DIR"
+        )
 
 
 def _step_of(line: str) -> float:

@@ -100,6 +100,19 @@ def test_a_checkpoint_of_the_last_step_has_nothing_left(plan: Path, capfd: pytes
     assert "has done step 4 of steps=4; give more --steps" in capfd.readouterr().err
 
 
+def test_a_run_that_is_over_and_whose_metrics_are_gone_is_told_what_to_do(
+    plan: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert train(plan, "run") == 0
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    assert train(plan, "run", "--resume", "auto") == 2
+    said = capfd.readouterr().err
+    assert (
+        "metrics.jsonl tells of none of them any more; give more --steps, or take the model out with scaling " in said
+    )
+    assert "Traceback" not in said
+
+
 def test_space_for_a_checkpoint_is_asked_for_before_the_first_step(
     plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
