@@ -92,11 +92,11 @@ def read_manifest(folder: Path) -> Manifest:
         CheckpointError: there is none, it is damaged, or it is of a later format.
     """
     path = folder / MANIFEST_FILE
-    if not path.is_file():
-        raise CheckpointError(
-            f"{folder} is no complete checkpoint: it has no {MANIFEST_FILE}; {_inside(folder) or ANOTHER}"
-        )
     try:
+        if not path.is_file():
+            raise CheckpointError(
+                f"{folder} is no complete checkpoint: it has no {MANIFEST_FILE}; {_inside(folder) or ANOTHER}"
+            )
         content = json.loads(path.read_text(encoding="utf-8"))
         text = json.dumps(content["manifest"], indent=2) + "\n"
         checksum, format_ = content["sha256"], content["manifest"]["format"]

@@ -342,6 +342,8 @@ def test_a_folder_that_may_not_be_read_is_named(as_nobody: Path) -> None:
     for look in (find_checkpoints, lambda path: checkpoints_at(path, inside="checkpoints")):
         with pytest.raises(CheckpointError, match=r"cannot read .*run: Permission denied; give a folder that you may"):
             look(as_nobody / "run")
+    with pytest.raises(CheckpointError, match=r"cannot read .*manifest\.json: PermissionError: .*denied"):
+        read_manifest(as_nobody / "run")
 
 
 def test_an_error_of_the_system_on_one_rank_is_not_waited_for(tmp_path: Path) -> None:
