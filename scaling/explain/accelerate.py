@@ -78,8 +78,8 @@ def _is_used(run: AccelerateRun, name: str) -> bool:
     return run.kind == owners[name] if name in owners else bool(block(run.tree, name))
 
 
-def plugin_config(run: AccelerateRun) -> Tree:
-    """Return the DeepSpeed configuration that accelerate makes of the flat keys.
+def plugin_config(run: AccelerateRun, *, precision: str | None = None) -> Tree:
+    """Return the DeepSpeed configuration that accelerate makes of the flat keys; ``precision``: one that comes before.
 
     An NVMe path is put where it was meant to be: accelerate itself loses it. Source: DeepSpeedPlugin.__post_init__ and
     set_mixed_precision.
@@ -100,7 +100,7 @@ def plugin_config(run: AccelerateRun) -> Tree:
     }
     if clipping := flat.get("gradient_clipping", "auto"):
         config["gradient_clipping"] = _number(clipping)
-    precision = run.tree.get("mixed_precision")
+    precision = precision or run.tree.get("mixed_precision")
     config["fp16"] = {"enabled": True, "auto_cast": True} if precision == "fp16" else {"enabled": False}
     config["bf16"] = {"enabled": precision in ("bf16", "fp8")}
     return config

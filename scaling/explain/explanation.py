@@ -12,7 +12,7 @@ from scaling.explain.deepspeed import Explained, explain_deepspeed
 from scaling.explain.findings import Action, Finding, Repair, Severity, Topic, ordered, verdict
 from scaling.explain.key_table import KeyTable, shipped_table
 from scaling.explain.sources import PACKAGES, FileKind, Launcher, Source, Sources
-from scaling.explain.trainer import disagreements, explain_arguments, with_defaults
+from scaling.explain.trainer import disagreements, explain_arguments, flat_disagreements, precision_of, with_defaults
 from scaling.explain.tree import Tree, leaves
 from scaling.explain.values import Origin, Value
 
@@ -122,7 +122,12 @@ class _Together:
 
     def _made_by_accelerate(self, run: AccelerateRun, name: str) -> None:
         """Resolve the DeepSpeed configuration that the flat keys make; what is wrong with it is said of the YAML."""
-        tree = plugin_config(run)
+        arguments = self._arguments_tree()
+        tree = plugin_config(run, precision=precision_of(arguments))
+        if self.arguments and arguments is not None:
+            names = {"file": name, "arguments_file": self.arguments.name}
+            table = self.asked.table(FileKind.TRAINING_ARGS)
+            self.findings += flat_disagreements(arguments, tree, table, **names)
         found = explain_deepspeed(
             tree,
             self.asked.table(FileKind.DEEPSPEED),

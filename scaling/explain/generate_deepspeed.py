@@ -71,6 +71,10 @@ CHOICES: dict[str, list[Any]] = {
     "seq_parallel_communication_data_type": ["fp32", "fp16", "bf16"],
     "gradient_allreduce_op": ["mean", "sum"],
     "data_types.grad_accum_dtype": ["fp32", "fp16", "bf16"],
+    "torch_autocast.dtype": [
+        *(f"{prefix}{name}" for prefix in ("", "torch.") for name in ("bfloat16", "float16", "float32", "int8")),
+        *("bf16", "fp16", "half", "fp32", "float"),
+    ],
 }
 BY_HAND: tuple[Row, ...] = (
     {"path": "optimizer", "kind": "block"},

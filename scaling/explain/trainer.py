@@ -6,6 +6,7 @@ Sources: transformers 5.24.0, training_args.py, hf_argparser.py and integrations
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from scaling.explain.auto_values import TRAINER_NAMES
@@ -230,6 +231,37 @@ def disagreements(
     if world_size and all(sizes):
         total = world_size * (sizes[0] or 0) * (sizes[1] or 0)
         yield from _disagreement(given, TOTAL, f"{world_size} ranks x {sizes[0]} x {sizes[1]} = {total}", total, file)
+
+
+FLAT_NAMES = {name: f"deepspeed_config.{name}" for name in (STEPS, "gradient_clipping")}
+
+
+def precision_of(arguments: Tree | None) -> str | None:
+    """Return the precision that TrainingArguments ask for, which comes before that of a YAML; None where none."""
+    given = arguments or {}
+    return next((name for name in ("fp16", "bf16") if is_true(given.get(name) or False)), None)
+
+
+def flat_disagreements(
+    arguments: Tree, made: Tree, table: KeyTable, *, file: str, arguments_file: str
+) -> Iterator[Finding]:
+    """Yield where the flat keys of a YAML, which became ``made``, have another value than the arguments."""
+    for each in disagreements(arguments, made, table, file=file, world_size=None):
+        if (key := FLAT_NAMES.get(each.key)) is not None:
+            fix, repairs = "write auto in the YAML", (setting(key, AUTO),)
+            yield replace(each, key=key, message=f"deepspeed_config.{each.message}", fix=fix, repairs=repairs)
+        elif each.key in ("fp16.enabled", "bf16.enabled"):
+            name = each.key.partition(".")[0]
+            message = f"{name} is off here, but mixed_precision in {file} is {name}: the Trainer stops"
+            yield _finding(
+                Severity.ERROR,
+                Topic.CONTRADICTION,
+                arguments_file,
+                name,
+                message,
+                f"set {name}: true",
+                setting(name, True),
+            )
 
 
 def _disagreement(given: Tree, key: str, told: str, theirs: Any, file: str) -> Iterator[Finding]:

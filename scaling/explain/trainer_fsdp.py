@@ -25,6 +25,9 @@ WORDS = (*SHARDING, *SHARDING_OF_FSDP1, "offload", "auto_wrap")
 def fsdp_findings(tree: Tree, file: str) -> Iterator[Finding]:
     """Yield what is wrong with the two arguments."""
     config = block(tree, "fsdp_config")
+    if isinstance(name := tree.get("fsdp_config"), str):
+        message = f"fsdp_config names {shown(name)}, which is not looked into"
+        yield _said(Severity.NOTE, Topic.HINT, file, "fsdp_config", message, "put the block here to have it looked at")
     version = whole(config.get("version", config.get("fsdp_version", 2))) or 2
     yield from _words(tree.get("fsdp"), version, file)
     for name in config:

@@ -128,6 +128,7 @@ def test_plain_file_has_no_mistake() -> None:
             "text",
         ),
         ({**PLAIN, "scheduler": {"type": "WarmupDecayLR", "params": 3}}, "scheduler.params", "block"),
+        ({**PLAIN, "torch_autocast": {"enabled": True, "dtype": "bfloat_16"}}, "torch_autocast.dtype", "bfloat16"),
         ({**PLAIN, "zero_optimization": 2}, "zero_optimization", '{"stage": 2}'),
         ({**PLAIN, "bf16": {"enabled": True, "bf16": True}}, "bf16.bf16", "take bf16.bf16 out"),
     ],
@@ -259,6 +260,23 @@ def test_trainer_and_deepspeed_file_must_agree(tmp_path: Path) -> None:
     assert found.deepspeed is not None
     assert found.deepspeed["bf16"]["enabled"] is True
     assert found.deepspeed["gradient_clipping"] == 1.0
+
+
+def test_trainer_and_flat_keys_must_agree(tmp_path: Path) -> None:
+    """What transformers 5.24 itself counts as mismatches under accelerate launch with these settings."""
+    lines = ("zero_stage: 3", "zero3_init_flag: true", "gradient_accumulation_steps: 2", "gradient_clipping: 0.5")
+    arguments = {"output_dir": "o", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8}
+    files = {"a.yaml": flat(*lines), "args.json": json.dumps({**arguments, "fp16": True})}
+    found = of_files(tmp_path, files)
+    keys = ["deepspeed_config.gradient_accumulation_steps", "deepspeed_config.gradient_clipping"]
+    assert [each.key for each in errors(found)] == keys
+    assert found.deepspeed is not None
+    assert found.deepspeed["fp16"]["enabled"] is True
+    assert found.deepspeed["bf16"]["enabled"] is False
+    same = {**arguments, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5}
+    found = of_files(tmp_path, {**files, "args.json": json.dumps(same)})
+    assert [(Path(each.file).name, each.key) for each in errors(found)] == [("args.json", "bf16")]
+    assert errors(of_files(tmp_path, {**files, "args.json": json.dumps({**same, "bf16": True})})) == []
 
 
 def test_settings_in_both_files_are_one_finding_that_names_them(tmp_path: Path) -> None:
