@@ -72,13 +72,20 @@ def settings_of(found: Explanation) -> Settings:
     """Return what the files ask for.
 
     Raises:
-        ScalingError: they ask for Megatron-LM, whose kinds of parallelism nothing else here has.
+        ScalingError: they name a DeepSpeed file that is not there, or ask for Megatron-LM, whose kinds of parallelism
+            nothing else here has.
     """
     arguments = _arguments(found)
     if found.deepspeed is not None:
         return _of_deepspeed(found, found.deepspeed, arguments)
     yaml = found.sources.of(FileKind.ACCELERATE)
     tree = found.explained[yaml.name].tree if yaml and yaml.name in found.explained else {}
+    for each in found.sources.missing:
+        if each.key == "deepspeed" or tree.get("distributed_type") == "DEEPSPEED":
+            raise ScalingError(
+                f"{each.named_by}: {each.key} names {each.name}, which is not found, so that nothing is known of ZeRO; "
+                f"give it as a second FILE"
+            )
     if yaml and tree.get("distributed_type") == "MEGATRON_LM":
         raise ScalingError(
             f"{yaml.name}: distributed_type is MEGATRON_LM, whose tensor and pipeline parallelism no plan and no other "
@@ -225,6 +232,8 @@ def _without_deepspeed(found: Explanation, yaml: Tree, arguments: Tree | None) -
 def _without_word(yaml: Tree, arguments: Tree | None, fsdp: Tree | None) -> Iterator[str]:
     if fsdp is not None and "HYBRID" in _sharding(fsdp):
         yield "fsdp_sharding_strategy=HYBRID"
+    if arguments is not None and isinstance(name := arguments.get("fsdp_config"), str):
+        yield f"fsdp_config={name}"
     if yaml.get("mixed_precision") == "fp8":
         yield "mixed_precision=fp8"
     for name, size in block(yaml, "parallelism_config").items():

@@ -21,7 +21,7 @@ from strategies.errors import ScalingError
 from strategies.job import Precision
 from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
 from tests.scaling.decisions import toy_decision
-from tests.scaling.explain.cases import of_deepspeed, of_text, of_yaml
+from tests.scaling.explain.cases import of_deepspeed, of_files, of_text, of_yaml
 
 CONFIG: dict[str, Any] = {
     "train_batch_size": 64,
@@ -176,6 +176,21 @@ def test_megatron_becomes_nothing_else(target: Target) -> None:
     megatron = "distributed_type: MEGATRON_LM\nnum_processes: 4\nmegatron_lm_config:\n  megatron_lm_tp_degree: 4\n"
     with pytest.raises(ScalingError, match="MEGATRON_LM"):
         convert(of_yaml(megatron), target)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("args.json", '{"output_dir": "o", "per_device_train_batch_size": 1, "deepspeed": "gone.json"}'),
+        (
+            "a.yaml",
+            "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  deepspeed_config_file: gone.json\n",
+        ),
+    ],
+)
+def test_run_whose_deepspeed_file_is_gone_is_not_taken_for_ddp(name: str, text: str, tmp_path: Path) -> None:
+    with pytest.raises(ScalingError, match=r"gone\.json"):
+        convert(of_files(tmp_path, {name: text}), Target.PLAN)
 
 
 def test_nvme_cannot_be_told_in_flat_keys() -> None:
