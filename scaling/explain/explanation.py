@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 from scaling.explain.accelerate import accelerate_run, explain_accelerate, plugin_config, processes_of
 from scaling.explain.accelerate_rules import AccelerateRun
+from scaling.explain.agreement import disagreements, flat_disagreements, precision_of
 from scaling.explain.auto_values import Surroundings, wants_filling
 from scaling.explain.deepspeed import Explained, explain_deepspeed
 from scaling.explain.findings import Action, Finding, Repair, Severity, Topic, ordered, verdict
 from scaling.explain.key_table import KeyTable, shipped_table
 from scaling.explain.sources import PACKAGES, FileKind, Launcher, Source, Sources
-from scaling.explain.trainer import disagreements, explain_arguments, flat_disagreements, precision_of, with_defaults
+from scaling.explain.trainer import explain_arguments, with_defaults
 from scaling.explain.tree import Tree, leaves
 from scaling.explain.values import Origin, Value
 
@@ -159,7 +160,12 @@ class _Together:
         arguments = self._arguments_tree()
         if arguments is not None:
             more = disagreements(
-                arguments, tree, self.asked.table(FileKind.TRAINING_ARGS), file=name, world_size=self.world_size
+                arguments,
+                tree,
+                self.asked.table(FileKind.TRAINING_ARGS),
+                file=name,
+                world_size=self.world_size,
+                arguments_file=self.arguments.name if self.arguments and not inside else None,
             )
             found = replace(found, findings=(*found.findings, *more))
         if inside:

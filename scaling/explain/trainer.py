@@ -6,11 +6,10 @@ Sources: transformers 5.24.0, training_args.py, hf_argparser.py and integrations
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from scaling.explain.auto_values import TRAINER_NAMES
-from scaling.explain.batch import MICRO, STEPS, TOTAL
+from scaling.explain.batch import MICRO, STEPS
 from scaling.explain.deepspeed import Explained
 from scaling.explain.findings import Finding, Repair, Severity, Topic, removing, renaming, setting
 from scaling.explain.history import TRAINER_REMOVED, TRAINER_RENAMED
@@ -18,7 +17,7 @@ from scaling.explain.key_table import Key, KeyTable, nearest
 from scaling.explain.reading import Syntax
 from scaling.explain.repair import as_meant, as_read
 from scaling.explain.trainer_fsdp import fsdp_findings
-from scaling.explain.tree import AUTO, MISSING, Tree, get, is_true, shown, whole
+from scaling.explain.tree import AUTO, MISSING, Tree, is_true, shown, whole
 from scaling.explain.value_types import Fit, judge
 from scaling.explain.values import Origin, Value
 
@@ -213,71 +212,6 @@ def _values(tree: Tree, table: KeyTable, file: str, world_size: int | None) -> I
         total = world_size * (sizes[0] or 0) * (sizes[1] or 0)
         by = "world size x per_device_train_batch_size x gradient_accumulation_steps"
         yield Value(key="samples per optimizer step", value=total, origin=Origin.DERIVED, by=by)
-
-
-def disagreements(
-    arguments: Tree, given: Tree, table: KeyTable, *, file: str, world_size: int | None
-) -> Iterator[Finding]:
-    """Yield where a DeepSpeed file has another value than the arguments: the Trainer demands the same one or "auto"."""
-    full = with_defaults(arguments, table)
-    for key, name in TRAINER_NAMES.items():
-        theirs = full.get(name)
-        if name in ("fp16", "bf16"):
-            theirs = is_true(theirs or False) or is_true(full.get(f"{name}_full_eval") or False)
-        yield from _disagreement(given, key, f"{name}={shown(theirs)}", theirs, file)
-    betas = [full.get("adam_beta1"), full.get("adam_beta2")]
-    yield from _disagreement(given, "optimizer.params.betas", f"adam_beta1, adam_beta2={betas}", betas, file)
-    sizes = [whole(full.get(TRAINER_NAMES[name])) for name in (MICRO, STEPS)]
-    if world_size and all(sizes):
-        total = world_size * (sizes[0] or 0) * (sizes[1] or 0)
-        yield from _disagreement(given, TOTAL, f"{world_size} ranks x {sizes[0]} x {sizes[1]} = {total}", total, file)
-
-
-FLAT_NAMES = {name: f"deepspeed_config.{name}" for name in (STEPS, "gradient_clipping")}
-
-
-def precision_of(arguments: Tree | None) -> str | None:
-    """Return the precision that TrainingArguments ask for, which comes before that of a YAML; None where none."""
-    given = arguments or {}
-    return next((name for name in ("fp16", "bf16") if is_true(given.get(name) or False)), None)
-
-
-def flat_disagreements(
-    arguments: Tree, made: Tree, table: KeyTable, *, file: str, arguments_file: str
-) -> Iterator[Finding]:
-    """Yield where the flat keys of a YAML, which became ``made``, have another value than the arguments."""
-    for each in disagreements(arguments, made, table, file=file, world_size=None):
-        if (key := FLAT_NAMES.get(each.key)) is not None:
-            fix, repairs = "write auto in the YAML", (setting(key, AUTO),)
-            yield replace(each, key=key, message=f"deepspeed_config.{each.message}", fix=fix, repairs=repairs)
-        elif each.key in ("fp16.enabled", "bf16.enabled"):
-            name = each.key.partition(".")[0]
-            message = f"{name} is off here, but mixed_precision in {file} is {name}: the Trainer stops"
-            yield _finding(
-                Severity.ERROR,
-                Topic.CONTRADICTION,
-                arguments_file,
-                name,
-                message,
-                f"set {name}: true",
-                setting(name, True),
-            )
-
-
-def _disagreement(given: Tree, key: str, told: str, theirs: Any, file: str) -> Iterator[Finding]:
-    ours = get(given, key, None)
-    if ours is None or ours in (AUTO, theirs):
-        return
-    message = f"{key}={shown(ours)}, but the TrainingArguments say {told}: the Trainer stops"
-    yield _finding(
-        Severity.ERROR,
-        Topic.CONTRADICTION,
-        file,
-        key,
-        message,
-        'write "auto" in the DeepSpeed file',
-        setting(key, AUTO),
-    )
 
 
 def _finding(

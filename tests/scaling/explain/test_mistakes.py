@@ -262,13 +262,26 @@ def test_trainer_and_deepspeed_file_must_agree(tmp_path: Path) -> None:
     assert found.deepspeed["gradient_clipping"] == 1.0
 
 
+def test_value_that_stands_somewhere_comes_before_a_default(tmp_path: Path) -> None:
+    """A learning rate of the DeepSpeed file is not given up for the Trainer's default of 5e-5."""
+    tree = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}, "train_micro_batch_size_per_gpu": "auto"}
+    files = {
+        "args.json": json.dumps({"output_dir": "o", "bf16": True, "deepspeed": "ds.json"}),
+        "ds.json": json.dumps({**tree, "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}}),
+    }
+    found = of_files(tmp_path, files, world_size=2)
+    assert [(Path(each.file).name, each.key) for each in errors(found)] == [("args.json", "learning_rate")]
+    (fixed,) = fixed_files(found, Asked(world_size=2), folder=tmp_path / "fixed")
+    assert json.loads(fixed.text)["learning_rate"] == 1e-4
+
+
 def test_trainer_and_flat_keys_must_agree(tmp_path: Path) -> None:
     """What transformers 5.24 itself counts as mismatches under accelerate launch with these settings."""
     lines = ("zero_stage: 3", "zero3_init_flag: true", "gradient_accumulation_steps: 2", "gradient_clipping: 0.5")
     arguments = {"output_dir": "o", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8}
     files = {"a.yaml": flat(*lines), "args.json": json.dumps({**arguments, "fp16": True})}
     found = of_files(tmp_path, files)
-    keys = ["deepspeed_config.gradient_accumulation_steps", "deepspeed_config.gradient_clipping"]
+    keys = ["deepspeed_config.gradient_accumulation_steps", "max_grad_norm"]
     assert [each.key for each in errors(found)] == keys
     assert found.deepspeed is not None
     assert found.deepspeed["fp16"]["enabled"] is True
