@@ -51,7 +51,8 @@ class Checkpoints:
         if self._saved is not None and self._saved[0] == state.step:
             return self._saved[1]
         self._meeting.arrive("save a checkpoint")
-        snapshot = take_snapshot(engine, state, self._facts)
+        # What one rank alone cannot save would leave the others waiting for it.
+        snapshot = self._meeting.together(lambda: take_snapshot(engine, state, self._facts))
         partial = open_partial(snapshot, self._parent, self._meeting)
         if in_background and self._has_room(snapshot):
             copied = snapshot.copied()
