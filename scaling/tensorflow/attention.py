@@ -62,11 +62,13 @@ def attend(
     """
     num_shared, head_dim = key.shape[2], query.shape[3]
     batch, seq_len = tf.shape(query)[0], tf.shape(query)[1]
-    # Scaled before the product, which an fp16 that holds the scaled one may not hold.
-    query = query * tf.constant(head_dim**-0.5, query.dtype)
+    scale, scales_first = head_dim**-0.5, value.dtype == tf.float16
+    if scales_first:  # fp16 may hold a scaled product and not the product
+        query = query * tf.constant(scale, query.dtype)
     groups = tf.reshape(query, [batch, seq_len, num_shared, query.shape[2] // num_shared, head_dim])
     scores = tf.einsum("bqkgd,bskd->bkgqs", tf.cast(groups, value.dtype), tf.cast(key, value.dtype))
-    shares = tf.nn.softmax(tf.cast(scores, tf.float32) + bias)
+    scores = tf.cast(scores, tf.float32)
+    shares = tf.nn.softmax((scores if scales_first else scores * scale) + bias)
     shares = drop(tf.cast(shares, value.dtype), dropout, seed, place)
     mixed = tf.einsum("bkgqs,bskd->bqkgd", shares, value)
     return tf.reshape(mixed, [batch, seq_len, query.shape[2] * head_dim])
