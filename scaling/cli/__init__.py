@@ -43,7 +43,7 @@ _UsageError: Any = typer.BadParameter.__base__
 def main() -> None:
     """Run the command line; a mistake in the input is one line on stderr and exit code 2 (3: nothing fits)."""
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(standalone_mode=False, prog_name="scaling"))
     except ScalingError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
