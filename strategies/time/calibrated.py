@@ -7,7 +7,7 @@ operators. A step is the sum of
 - elementwise operators, at the rate that a decoder's blocks reached on tensors of that size,
 - what a block, a hook and a parameter cost however few the tokens are: the bare model's share, and what the
   engine of the strategy adds in every micro batch and at the end of the step, some of it however small the model is.
-  Engines were measured one by one.
+  Each engine was measured.
 """
 
 from __future__ import annotations
