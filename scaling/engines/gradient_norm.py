@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-NORM_PIECE = 2**18
-"""Elements of a gradient whose rows are summed at a time on a CPU: two thousand numbers are held for it."""
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+NORM_PIECE = 2**20
+"""Elements that are widened to fp64 at a time on a CPU, where the kernel copies its input; CUDA widens as it reads."""
 NORM_ROW = 128
-"""Elements that a CPU sums in fp32 before it goes on in fp64: five times as fast as fp64, 4e-10 off (bf16: 7e-9)."""
+"""Elements that are summed in fp32 on a CPU, the rows then in fp64: a fraction of the time, and 1e-9 off."""
 
 
 def global_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
@@ -37,23 +42,26 @@ def _joined(norms: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def _norm_pieces(gradients: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield what is summed at a time: on a CPU as many rows as fit into a piece, and what a gradient has beside."""
     for gradient in gradients:
-        if gradient.device.type != "cpu":
+        if gradient.device.type == "cpu":
+            yield from torch.split(gradient.flatten(), NORM_PIECE)
+        else:
             yield gradient
-            continue
-        flat = gradient.flatten()
-        in_rows = flat.numel() - flat.numel() % NORM_ROW
-        if in_rows:
-            yield from torch.split(flat[:in_rows].view(-1, NORM_ROW), NORM_PIECE // NORM_ROW)
-        yield flat[in_rows:]
 
 
 def _piece_norm(piece: torch.Tensor) -> torch.Tensor:
-    if piece.device.type == "cpu" and piece.dim() == 2:
-        piece = torch.linalg.vector_norm(piece, dim=1, dtype=torch.float32)
+    if piece.device.type == "cpu" and piece.dtype == torch.float32 and piece.numel() >= NORM_ROW:
+        return torch.tensor(_norm_by_rows(piece.numpy()), dtype=torch.float64)
     norm: torch.Tensor = torch.linalg.vector_norm(piece, dtype=torch.float64)
     return norm
+
+
+def _norm_by_rows(flat: NDArray[np.float32]) -> float:
+    """Return the 2-norm. In numpy: a sum over rows in torch is a tensor that a trace without a CPU does not make."""
+    in_rows = len(flat) - len(flat) % NORM_ROW
+    rows, rest = flat[:in_rows].reshape(-1, NORM_ROW), flat[in_rows:].astype(np.float64)
+    squares = np.einsum("ij,ij->i", rows, rows)
+    return math.sqrt(float(squares.sum(dtype=np.float64)) + float(rest @ rest))
 
 
 def is_finite(norm: torch.Tensor) -> bool:
