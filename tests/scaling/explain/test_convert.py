@@ -31,6 +31,7 @@ CONFIG: dict[str, Any] = {
     "zero_optimization": {"stage": 3, "cpu_offload": True, "reduce_bucket_size": 1e6, "overlap_comm": False},
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}},
 }
+ON_EIGHT_A100 = ["--world-size", "8", "--model", "llama-2-7b", "--seq-len", "2048", "--gpu", "A100-80GB-SXM"]
 YAML = """
 distributed_type: DEEPSPEED
 mixed_precision: bf16
@@ -204,19 +205,7 @@ def test_model_tells_whether_it_fits_and_what_would_be_better(tmp_path: Path) ->
     path = tmp_path / "ds.json"
     stage0 = {**CONFIG, "zero_optimization": {"stage": 0}, "gradient_accumulation_steps": 4}
     path.write_text(json.dumps(stage0))
-    words = [
-        "explain",
-        str(path),
-        "--world-size",
-        "8",
-        "--model",
-        "llama-2-7b",
-        "--seq-len",
-        "2048",
-        "--gpu",
-        "A100-80GB-SXM",
-        "--json",
-    ]
+    words = ["explain", str(path), *ON_EIGHT_A100, "--json"]
     answer = json.loads(CliRunner().invoke(app, words).stdout)
     assert answer["fit"]["fits"] is False
     assert answer["fit"]["needed_bytes"] > 16 * 6.7e9
@@ -230,20 +219,7 @@ def test_plan_with_a_model_is_a_plan_file(tmp_path: Path) -> None:
 
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(CONFIG))
-    words = [
-        "explain",
-        str(path),
-        "--world-size",
-        "8",
-        "--model",
-        "llama-2-7b",
-        "--seq-len",
-        "2048",
-        "--gpu",
-        "A100-80GB-SXM",
-        "--to",
-        "plan",
-    ]
+    words = ["explain", str(path), *ON_EIGHT_A100, "--to", "plan"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     decision = from_json(Decision, result.stdout, source="plan.json")
