@@ -216,7 +216,8 @@ def test_a_diverged_run_ends_without_a_model(tmp_path: Path) -> None:
 def test_a_full_disk_ends_every_rank_with_one_line(tmp_path: Path) -> None:
     plan = plan_tiny(tmp_path, "ddp", world_size=2)
     command = [*TORCHRUN, "2", "-m", "scaling.train", "--plan", plan, "--out", tmp_path / "run", "--steps", "30"]
-    limited = ["bash", "-c", 'ulimit -S -f 1; exec "$@"', "bash", *command]  # no file above 1 KiB: some four records
+    # No file above 4 KiB: some sixteen records. train_config.json, which names folders, is a quarter of that.
+    limited = ["bash", "-c", 'ulimit -S -f 4; exec "$@"', "bash", *command]
     done = start([str(part) for part in limited], timeout_s=120)
     assert done.returncode == 1  # torchrun's
     assert done.stderr.count("error: cannot write") == 1
