@@ -6,16 +6,18 @@ import logging
 import os
 import resource
 import subprocess
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from strategies.cluster import CPU_NAME, GIVEN, Cluster, Gpu, gpu_preset
 from strategies.errors import ClusterError
-from strategies.units import GIB, MIB
+from strategies.units import GIB, KIB, MIB
 
 AUTO = "auto"
-CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Version 2, version 1 (kernel documentation, admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst)."""
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
+MEMORY_INFO = Path("/proc/meminfo")
 PROCESS_STATUS = Path("/proc/self/status")
 CAP_IPC_LOCK = 14
 """capabilities(7), linux/capability.h: may lock any amount."""
@@ -73,11 +75,71 @@ def _has_capability(number: int) -> bool:
     return False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """RAM under one limit, and how much of it is taken now, by whomever."""
+
+    limit_bytes: int
+    used_bytes: int
+    """Without the cache of files, which the kernel takes back before it ends a process."""
+    of: str
+    """Whose limit: ``this machine``, or the folder of a control group."""
+
+    @property
+    def free_bytes(self) -> int:
+        return max(self.limit_bytes - self.used_bytes, 0)
+
+
 def host_memory_bytes() -> int:
-    """Return the memory this process may use: the container's limit where there is one, else the machine's."""
+    """Return the memory this process may use: the smallest limit of its containers, or what the machine has."""
+    return min(each.limit_bytes for each in _host_memories())
+
+
+def host_memory() -> HostMemory:
+    """Return the limit that this process meets first: where least is free, the machine's or a container's."""
+    return min(_host_memories(), key=lambda each: each.free_bytes)
+
+
+def _host_memories() -> list[HostMemory]:
+    """Return the machine's memory, and that of every control group above this process that has a limit."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = [int(text) for path in CGROUP_LIMITS if (text := _read(path)).isdigit()]
-    return min([physical, *limits])
+    available = _fields(MEMORY_INFO).get("MemAvailable:", physical // KIB) * KIB
+    machine = HostMemory(limit_bytes=physical, used_bytes=max(physical - available, 0), of="this machine")
+    return [machine, *(each for each in _limited_groups() if each.limit_bytes < physical)]
+
+
+def _limited_groups() -> Iterator[HostMemory]:
+    """Yield the memory of control groups, version 2 and version 1.
+
+    Source: kernel documentation, admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst. A group that is the root of the
+    container's own view has another path in /proc than here: then only the root is found, which is that group.
+    """
+    for line in _read(OWN_CGROUPS).splitlines() or ["0::/", "0:memory:/"]:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            yield from _groups(CGROUPS, path, limit="memory.max", used="memory.current", prefix="")
+        elif "memory" in controllers.split(","):
+            root = CGROUPS / "memory"
+            yield from _groups(root, path, limit="memory.limit_in_bytes", used="memory.usage_in_bytes", prefix="total_")
+
+
+def _groups(root: Path, path: str, *, limit: str, used: str, prefix: str) -> Iterator[HostMemory]:
+    own = root / path.strip("/")
+    for folder in (own, *own.parents):
+        if not folder.is_relative_to(root):
+            return
+        if (most := _read(folder / limit)).isdigit():  # "max", or no file: no limit
+            taken = _read(folder / used)
+            counted = _fields(folder / "memory.stat")
+            of_files = sum(counted.get(f"{prefix}{kind}_file", 0) for kind in ("active", "inactive"))
+            used_bytes = max(int(taken) - of_files, 0) if taken.isdigit() else 0
+            yield HostMemory(limit_bytes=int(most), used_bytes=used_bytes, of=str(folder))
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """Return the numbers of a file with a name and a number on each line; empty where it cannot be read."""
+    words = (line.split() for line in _read(path).splitlines())
+    return {each[0]: int(each[1]) for each in words if len(each) > 1 and each[1].isdigit()}
 
 
 def _device(gpu: str, *, found: list[Gpu], ranks: int, memory_bytes: int | None) -> Gpu:
@@ -111,7 +173,7 @@ def _local_gpus() -> list[Gpu]:
 def _read(path: Path) -> str:
     try:
         return path.read_text().strip()
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return ""
 
 

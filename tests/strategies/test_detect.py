@@ -16,16 +16,67 @@ def build(**changes):
     return detect.build_cluster(**(flags | changes))
 
 
+def memory_info() -> dict[str, int]:
+    lines = (line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return {name: int(value.split()[0]) * 1024 for name, value in lines}
+
+
+def group(folder: Path, **files: object) -> Path:
+    """Write the files of a control group; ``_`` stands for the point in their names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name.replace("_", ".", 1)).write_text(f"{content}\n")
+    return folder
+
+
 def test_host_memory_is_the_smaller_of_machine_and_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limit = tmp_path / "memory.max"
-    monkeypatch.setattr(detect, "CGROUP_LIMITS", (limit,))
+    monkeypatch.setattr(detect, "CGROUPS", tmp_path)
     physical = detect.host_memory_bytes()  # no such file: the machine's own
-    meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    assert physical == int(meminfo["MemTotal"].split()[0]) * 1024
+    assert physical == memory_info()["MemTotal"]
+    limit = tmp_path / "memory.max"
+    for folder in (tmp_path, tmp_path / "memory"):
+        group(folder, memory_max="max", memory_limit_in_bytes=9223372036854771712)  # as the kernel says "no limit"
+    assert detect.host_memory_bytes() == physical
+    monkeypatch.setattr(detect, "OWN_CGROUPS", limit.with_name("absent"))
     limit.write_text(f"{64 * MIB}\n")
     assert detect.host_memory_bytes() == 64 * MIB
-    limit.write_text("max\n")
-    assert detect.host_memory_bytes() == physical
+
+
+@pytest.mark.parametrize(
+    ("line", "root", "files"),
+    [
+        ("0::/slurm/job_7/step_0", ".", ("memory_max", "memory_current", "")),
+        ("4:memory:/slurm/job_7/step_0", "memory", ("memory_limit_in_bytes", "memory_usage_in_bytes", "total_")),
+    ],
+)
+def test_memory_is_that_of_the_group_with_the_least_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, root: str, files: tuple[str, str, str]
+) -> None:
+    limit, used, prefix = files
+    own = tmp_path / "own"
+    own.write_text(f"9:name=systemd:/\n1:cpu,cpuacct:/elsewhere\n{line}\n")
+    monkeypatch.setattr(detect, "CGROUPS", tmp_path)
+    monkeypatch.setattr(detect, "OWN_CGROUPS", own)
+    job = tmp_path / root / "slurm" / "job_7"
+    # The step may take 900 MiB, its job 1000 MiB, of which other steps have taken 600: files are not counted.
+    cached = f"anon 1\n{prefix}inactive_file {30 * MIB}\n{prefix}active_file {70 * MIB}"
+    group(job / "step_0", **{limit: 900 * MIB, used: 200 * MIB, "memory_stat": f"anon {200 * MIB}"})
+    group(job, **{limit: 1000 * MIB, used: 700 * MIB, "memory_stat": cached})
+    found = detect.host_memory()
+    assert (found.limit_bytes, found.used_bytes, found.free_bytes) == (1000 * MIB, 600 * MIB, 400 * MIB)
+    assert found.of == str(job)
+    assert detect.host_memory_bytes() == 900 * MIB
+
+
+def test_memory_of_a_machine_without_limits_is_what_the_kernel_calls_available(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detect, "CGROUPS", tmp_path)
+    found, info = detect.host_memory(), memory_info()
+    assert (found.limit_bytes, found.of) == (info["MemTotal"], "this machine")
+    assert found.free_bytes == pytest.approx(info["MemAvailable"], abs=GIB)  # others take and free meanwhile
+    monkeypatch.setattr(detect, "MEMORY_INFO", tmp_path / "absent")
+    assert detect.host_memory().used_bytes == 0  # a kernel that does not tell
 
 
 def test_cpu_budget_is_shared_by_the_ranks() -> None:
