@@ -15,7 +15,7 @@ from scaling.checkpoint.random_states import random_states
 from scaling.checkpoint.tensor_file import NamedTensor
 from scaling.engines.base import Engine
 from scaling.engines.state import Holder, StateSlice
-from scaling.watching.summary import versions
+from scaling.versions import versions
 
 MEMORY = Path("/proc/meminfo")
 SPARE = 1.25

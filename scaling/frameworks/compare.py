@@ -19,7 +19,7 @@ from scaling.frameworks.processes import LAUNCHER, Watched, python, run_watched
 from scaling.frameworks.result import FrameworkComparison, FrameworkRun
 from scaling.run_folder import METRICS_FILE
 from scaling.train_config import resolve
-from scaling.watching.summary import versions
+from scaling.versions import versions
 from strategies.decision import Decision
 from strategies.emit.commands import TENSORFLOW_MODULE, TRAIN_MODULE
 from strategies.emit.files import PLAN_FILE, write_plan

@@ -16,7 +16,7 @@ from scaling.parity.plain import Trajectory, train_plainly
 from scaling.parity.ranks import Outcome, Problem, Run, run_one_by_one
 from scaling.parity.variants import LeftOut, Planned, plain_decision
 from scaling.train_config import TrainConfig
-from scaling.watching.summary import versions
+from scaling.versions import versions
 from strategies.decision import Decision
 from strategies.errors import ScalingError
 from strategies.serialize import read_json

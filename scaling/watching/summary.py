@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scaling.meter import Measurement
+from scaling.versions import versions
 from scaling.watching.records import EvaluationRecord, Record, SaveFailureRecord, StepRecord
 from scaling.watching.utilisation import Utilisation
 from strategies.decision import Decision
@@ -129,17 +130,3 @@ def summarise(
         data_hash=data_hash,
         versions=versions(),
     )
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of every library whose behaviour a run depends on."""
-    import platform
-    from importlib import metadata
-
-    found = {"python": platform.python_version()}
-    for name in ("memory-scaling", "torch", "transformers", "deepspeed", "accelerate", "datasets", "tensorflow"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
