@@ -7,16 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-
-class Severity(StrEnum):
-    """How bad a finding is."""
-
-    ERROR = "error"
-    """The launcher or the engine refuses the file, or it does not do what it says."""
-    WARNING = "warning"
-    """It runs; something in it is lost, deprecated or likely not meant."""
-    NOTE = "note"
-    """Worth knowing."""
+from scaling.severity import Severity as Severity
+from scaling.severity import exit_code as exit_code
 
 
 class Topic(StrEnum):
@@ -105,11 +97,6 @@ def verdict(findings: Iterable[Finding]) -> str:
             size = topics[topic].world_size
             return f"{topic}-{size}" if topic is Topic.ONE_WORLD else str(topic)
     return VALID
-
-
-def exit_code(findings: Iterable[Finding]) -> int:
-    """Return 2 where any finding is an error, else 0."""
-    return 2 if any(finding.severity is Severity.ERROR for finding in findings) else 0
 
 
 def ordered(findings: Iterable[Finding]) -> Sequence[Finding]:
