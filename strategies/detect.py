@@ -18,6 +18,7 @@ AUTO = "auto"
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 MEMORY_INFO = Path("/proc/meminfo")
+KERNEL_COUNTERS = Path("/proc/vmstat")
 PROCESS_STATUS = Path("/proc/self/status")
 CAP_IPC_LOCK = 14
 """capabilities(7), linux/capability.h: may lock any amount."""
@@ -100,6 +101,17 @@ def host_memory() -> HostMemory:
     return min(_host_memories(), key=lambda each: each.free_bytes)
 
 
+def oom_kills() -> int | None:
+    """Return how many processes the kernel has ended so far for lack of memory; None where it does not tell.
+
+    Of this process's control group or the one above it where more have ended; outside of groups, of the machine.
+    Source: as `_memory_groups`; the counter of the kernel's own, ``oom_kill`` of /proc/vmstat.
+    """
+    counted = [_fields(folder / files.events).get("oom_kill") for folder, files in _memory_groups()]
+    known = [number for number in counted if number is not None]
+    return max(known) if known else _fields(KERNEL_COUNTERS).get("oom_kill")
+
+
 def _host_memories() -> list[HostMemory]:
     """Return the machine's memory, and that of every control group above this process that has a limit."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -109,31 +121,45 @@ def _host_memories() -> list[HostMemory]:
 
 
 def _limited_groups() -> Iterator[HostMemory]:
-    """Yield the memory of control groups, version 2 and version 1.
+    for folder, files in _memory_groups():
+        if (most := _read(folder / files.limit)).isdigit():  # "max", or no file: no limit
+            taken = _read(folder / files.used)
+            counted = _fields(folder / "memory.stat")
+            of_files = sum(counted.get(f"{files.prefix}{kind}_file", 0) for kind in ("active", "inactive"))
+            used_bytes = max(int(taken) - of_files, 0) if taken.isdigit() else 0
+            yield HostMemory(limit_bytes=int(most), used_bytes=used_bytes, of=str(folder))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GroupFiles:
+    """What a control group's files are called."""
+
+    limit: str
+    used: str
+    events: str
+    prefix: str
+    """Of the lines of memory.stat that count the groups below too."""
+
+
+_VERSION_2 = _GroupFiles(limit="memory.max", used="memory.current", events="memory.events", prefix="")
+_VERSION_1 = _GroupFiles(
+    limit="memory.limit_in_bytes", used="memory.usage_in_bytes", events="memory.oom_control", prefix="total_"
+)
+
+
+def _memory_groups() -> Iterator[tuple[Path, _GroupFiles]]:
+    """Yield the control groups of this process and those above it, version 2 and version 1.
 
     Source: kernel documentation, admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst. A group that is the root of the
     container's own view has another path in /proc than here: then only the root is found, which is that group.
     """
     for line in _read(OWN_CGROUPS).splitlines() or ["0::/", "0:memory:/"]:
         _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            yield from _groups(CGROUPS, path, limit="memory.max", used="memory.current", prefix="")
-        elif "memory" in controllers.split(","):
-            root = CGROUPS / "memory"
-            yield from _groups(root, path, limit="memory.limit_in_bytes", used="memory.usage_in_bytes", prefix="total_")
-
-
-def _groups(root: Path, path: str, *, limit: str, used: str, prefix: str) -> Iterator[HostMemory]:
-    own = root / path.strip("/")
-    for folder in (own, *own.parents):
-        if not folder.is_relative_to(root):
-            return
-        if (most := _read(folder / limit)).isdigit():  # "max", or no file: no limit
-            taken = _read(folder / used)
-            counted = _fields(folder / "memory.stat")
-            of_files = sum(counted.get(f"{prefix}{kind}_file", 0) for kind in ("active", "inactive"))
-            used_bytes = max(int(taken) - of_files, 0) if taken.isdigit() else 0
-            yield HostMemory(limit_bytes=int(most), used_bytes=used_bytes, of=str(folder))
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root, files = (CGROUPS / "memory", _VERSION_1) if controllers else (CGROUPS, _VERSION_2)
+        own = root / path.strip("/")
+        yield from ((folder, files) for folder in (own, *own.parents) if folder.is_relative_to(root))
 
 
 def _fields(path: Path) -> dict[str, int]:

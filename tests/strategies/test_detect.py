@@ -153,3 +153,26 @@ def test_locked_memory_is_the_process_limit(monkeypatch: pytest.MonkeyPatch, tmp
         check=True,
     )
     assert shown.stdout.strip() == "None"
+
+
+@pytest.mark.parametrize(
+    ("line", "root", "events"),
+    [("0::/job/step", ".", "memory_events"), ("4:memory:/job/step", "memory", "memory_oom_control")],
+)
+def test_processes_ended_for_lack_of_memory_are_those_of_the_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, root: str, events: str
+) -> None:
+    own = tmp_path / "own"
+    own.write_text(f"{line}\n")
+    monkeypatch.setattr(detect, "CGROUPS", tmp_path)
+    monkeypatch.setattr(detect, "OWN_CGROUPS", own)
+    machine = tmp_path / "vmstat"
+    machine.write_text("pgfault 17\noom_kill 5\n")
+    monkeypatch.setattr(detect, "KERNEL_COUNTERS", machine)
+    assert detect.oom_kills() == 5  # groups without the file, as the root of version 2
+    group(tmp_path / root / "job", **{events: "oom 3\noom_kill 1"})
+    group(tmp_path / root / "job" / "step", **{events: "oom 2\noom_kill 2\noom_group_kill 0"})
+    assert detect.oom_kills() == 2
+    monkeypatch.setattr(detect, "CGROUPS", tmp_path / "absent")
+    monkeypatch.setattr(detect, "KERNEL_COUNTERS", tmp_path / "absent")
+    assert detect.oom_kills() is None
