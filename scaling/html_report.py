@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from scaling.errors import ReportError
+from scaling.html_page import bullets, picture, section, table, whole_page, write_page
 from scaling.plan_pictures import svg_of
 from strategies.decision import Decision, RankedPlan
 from strategies.explain import CAUSES_OF_TIME, describe_plan, describe_trained, needs, suggestion_line, why
 from strategies.planner.safety import needed_bytes
 from strategies.units import GIB, MIB, format_bytes, format_seconds
 
-STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 78rem; padding: 0 1rem; color: #111; }
-h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin: 1.8rem 0 0.4rem; }
-table { border-collapse: collapse; } caption { text-align: left; color: #444; padding-bottom: 0.3rem; }
-th, td { padding: 0.2rem 0.7rem; border-bottom: 1px solid #ddd; text-align: right; font-variant-numeric: tabular-nums; }
-th:first-child, td:first-child { text-align: left; } tr.chosen, tr.total { font-weight: bold; }
-.plan { font-size: 1.1rem; padding: 0.6rem 0.9rem; border-left: 0.3rem solid #332288; background: #f4f4f8; }
-figure { margin: 1rem 0; } svg { max-width: 100%; height: auto; } .wide { overflow-x: auto; }
-"""
 PICTURED = "Bytes by cause of each plan beside the memory of a GPU; memory against step time"
 
 
@@ -31,36 +22,26 @@ def write_html(decision: Decision, *, path: Path) -> None:
     Raises:
         ReportError: the file cannot be written.
     """
-    page = html_page(decision)
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ReportError(f"cannot write the page {path}: {error}; give a writable .html file") from error
+    write_page(html_page(decision), path)
 
 
 def html_page(decision: Decision) -> str:
     """Return the whole page; the same for the same decision, byte for byte."""
     title = f"{decision.model} on {decision.cluster.gpus} x {decision.cluster.gpu.name}"
-    return "\n".join(
+    return whole_page(
+        title,
         [
-            "<!DOCTYPE html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
-            f"<h1>{escape(title)}</h1>",
             *_headlines(decision),
-            f'<figure role="img" aria-label="{PICTURED}">{svg_of(decision)}</figure>',
+            picture(svg_of(decision), described=PICTURED),
             "<h2>Where the bytes go</h2>",
             _memory_table(decision),
             "<h2>The best plan of every strategy</h2>",
             _plans_table(decision.by_strategy, decision),
             _seconds_table(decision.by_strategy, decision),
-            *_section("What less memory costs", _plans_table(decision.front, decision) if decision.front else ""),
-            *_section("What does not fit", _list(why(decision))),
-            *_section("What would make it faster", _list(map(suggestion_line, decision.suggestions))),
-            "</body></html>",
-            "",
-        ]
+            *section("What less memory costs", _plans_table(decision.front, decision) if decision.front else ""),
+            *section("What does not fit", bullets(why(decision))),
+            *section("What would make it faster", bullets(map(suggestion_line, decision.suggestions))),
+        ],
     )
 
 
@@ -85,7 +66,7 @@ def _headlines(decision: Decision) -> Iterator[str]:
         yield f" A step takes {format_seconds(time.total_s, digits=3)}: {rate:,.0f} tokens/s, MFU {time.mfu:.1%}."
     yield "</p>"
     if notes := [*estimate.warnings, *decision.warnings]:
-        yield _list(notes)
+        yield bullets(notes)
 
 
 def _memory_table(decision: Decision) -> str:
@@ -101,7 +82,7 @@ def _memory_table(decision: Decision) -> str:
     total = ["total", *(f"{phase.total_bytes / size:.2f}" for phase in memory.phases)]
     heads = [f"{phase.phase.replace('_', ' ')}{' (peak)' if phase is memory.peak else ''}" for phase in memory.phases]
     caption = f"{unit} on one GPU at the highest moment of each phase"
-    return _table(caption, ["cause", *heads], [*rows, total], classes={len(rows): "total"})
+    return table(caption, ["cause", *heads], [*rows, total], classes={len(rows): "total"})
 
 
 def _plans_table(plans: Sequence[RankedPlan], decision: Decision) -> str:
@@ -116,7 +97,7 @@ def _plans_table(plans: Sequence[RankedPlan], decision: Decision) -> str:
         ]
         for each in plans
     ]
-    return _table("", heads, rows, classes=_chosen(plans, decision))
+    return table("", heads, rows, classes=_chosen(plans, decision))
 
 
 def _speed(ranked: RankedPlan, decision: Decision) -> list[str]:
@@ -134,7 +115,7 @@ def _seconds_table(plans: Sequence[RankedPlan], decision: Decision) -> str:
     ]
     if not rows:
         return "<p>The step time of this device is not known.</p>"
-    return _table(
+    return table(
         "Seconds of one step by cause",
         ["strategy", *CAUSES_OF_TIME.values()],
         rows,
@@ -144,25 +125,3 @@ def _seconds_table(plans: Sequence[RankedPlan], decision: Decision) -> str:
 
 def _chosen(plans: Sequence[RankedPlan], decision: Decision) -> dict[int, str]:
     return {row: "chosen" for row, each in enumerate(plans) if each.plan == decision.plan}
-
-
-def _table(caption: str, heads: list[str], rows: list[list[str]], *, classes: dict[int, str]) -> str:
-    """Return a table; ``classes`` by the number of the row."""
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in heads)
-    body = "\n".join(
-        f'<tr class="{classes.get(number, "")}">' + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
-        for number, row in enumerate(rows)
-    )
-    return (
-        f'<div class="wide"><table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead>'
-        f"<tbody>\n{body}\n</tbody></table></div>"
-    )
-
-
-def _list(lines: Iterable[str]) -> str:
-    items = "".join(f"<li>{escape(line)}</li>\n" for line in lines)
-    return f"<ul>\n{items}</ul>" if items else ""
-
-
-def _section(title: str, content: str) -> list[str]:
-    return [f"<h2>{escape(title)}</h2>", content] if content else []

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from pathlib import Path
 from typing import Any
 
 from scaling.errors import ReportError
 from scaling.plan_bars import Bar, bars, pieces
+from scaling.plots import svg_text
 from strategies.decision import Decision, RankedPlan
 from strategies.explain import at_safety, describe_kind, describe_variant
 from strategies.job import LossImplementation
@@ -33,8 +33,6 @@ LEGEND_WIDTH = 84
 """Letters in a line of it."""
 FILE_TYPES = (".png", ".svg", ".pdf")
 """Those that are drawn the same everywhere; matplotlib knows more, some of them lossy or of no use for this."""
-REPRODUCIBLE: dict[Any, Any] = {"svg.hashsalt": "memory-scaling", "svg.fonttype": "path"}
-"""The same decision gives the same bytes, on any machine's fonts."""
 
 
 def plot_decision(decision: Decision, *, path: Path) -> None:
@@ -65,15 +63,7 @@ def require_file_type(path: Path) -> None:
 
 def svg_of(decision: Decision) -> str:
     """Return the picture as one ``<svg>`` element that needs nothing from anywhere."""
-    import matplotlib
-
-    buffer = io.StringIO()
-    with matplotlib.rc_context(REPRODUCIBLE):
-        figure = _figure(decision)
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-        _close(figure)
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
+    return svg_text(lambda: _figure(decision))
 
 
 def _figure(decision: Decision) -> Any:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scaling.cause_styles import STYLES
 from scaling.errors import ReportError
-from scaling.meter.timeline import Timeline
 from strategies.units import GIB, MIB, format_bytes
+
+if TYPE_CHECKING:  # brings torch
+    from scaling.meter.timeline import Timeline
+
+REPRODUCIBLE: dict[Any, Any] = {"svg.hashsalt": "memory-scaling", "svg.fonttype": "path"}
+"""The same data give the same bytes, on any machine's fonts."""
 
 
 def plot_timeline(timeline: Timeline, *, title: str, path: Path) -> None:
@@ -64,6 +71,22 @@ def save_picture(figure: Any, path: Path) -> None:
         raise ReportError(f"cannot write the picture {path}: {error}; give a writable .png file") from error
     finally:
         pyplot.close(figure)
+
+
+def svg_text(draw: Callable[[], Any]) -> str:
+    """Return the pyplot figure that ``draw`` makes as one ``<svg>`` element that needs nothing from anywhere."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    buffer = io.StringIO()
+    with matplotlib.rc_context(REPRODUCIBLE):
+        figure = draw()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        pyplot.close(figure)
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
 
 
 def _mark_phases(axes: object, timeline: Timeline) -> None:
