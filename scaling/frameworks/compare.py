@@ -15,11 +15,11 @@ from typing import Any
 from scaling.disk import writing
 from scaling.errors import ConfigError
 from scaling.frameworks.prepare import plans_of_both, write_first_weights
-from scaling.frameworks.processes import LAUNCHER, Watched, python, run_watched
 from scaling.frameworks.result import FrameworkComparison, FrameworkRun
 from scaling.run_folder import METRICS_FILE
 from scaling.train_config import resolve
 from scaling.versions import versions
+from scaling.watched_process import LAUNCHER, Watched, python, run_watched
 from strategies.decision import Decision
 from strategies.emit.commands import TENSORFLOW_MODULE, TRAIN_MODULE
 from strategies.emit.files import PLAN_FILE, write_plan
