@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from scaling.cli import checkpoint
+from scaling.cli import bench, checkpoint
 from scaling.cli.calibrate import calibrate
 from scaling.cli.compare_frameworks import compare_frameworks
 from scaling.cli.curves import curves
@@ -33,6 +33,7 @@ app.command()(calibrate)
 app.command()(curves)
 app.command()(explain)
 app.command()(compare_frameworks)
+app.add_typer(bench.app, name="bench")
 app.add_typer(checkpoint.app, name="checkpoint")
 
 

@@ -1,0 +1,1 @@
+"""`scaling bench`: a matrix of plans run for real here, predicted beside measured, and two such results compared."""

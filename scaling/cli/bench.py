@@ -1,0 +1,299 @@
+"""``scaling bench``: a matrix of plans run for real, predicted beside measured; and two results compared."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from scaling.cli import options
+from strategies.cluster import CPU_NAME
+from strategies.detect import AUTO
+from strategies.errors import PlanError
+from strategies.estimate import Level
+from strategies.job import Job, LossImplementation, OptimizerName, Precision
+from strategies.plan import PYTORCH_STRATEGIES, ActivationCheckpointing, OffloadDevice
+
+if TYPE_CHECKING:
+    from scaling.bench.axes import Axes
+    from scaling.bench.bench import Finished
+    from scaling.bench.cells import Running
+    from scaling.bench.matrix import Planned
+    from scaling.bench.result import Bench
+    from scaling.levels import Question
+
+NONE_RAN = 1
+"""The exit code where no cell has run to its end."""
+REGRESSED = 1
+"""The exit code of ``compare`` where something got worse."""
+CPU_RANKS = 2
+WARM_UP_STEPS = 4
+"""The three metered ones, and one more at full speed."""
+
+
+class BenchGroup(TyperGroup):
+    """Takes words that name no subcommand for those of ``run``: ``scaling bench llama-demo``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = args if args and args[0] in self.commands else ["run", *args]
+        parsed: list[str] = super().parse_args(ctx, words)
+        return parsed
+
+
+app = typer.Typer(
+    cls=BenchGroup,
+    rich_markup_mode=None,
+    help="Run a matrix of plans for real, predicted beside measured; report results, compare two.",
+)
+
+Csv = Annotated[Path | None, typer.Option("--csv", help="Write one row a cell into this file.", metavar="FILE")]
+Plots = Annotated[Path | None, typer.Option("--plot", help="Draw PNG pictures into this folder.", metavar="DIR")]
+Html = Annotated[Path | None, typer.Option("--html", help="Write one page with everything.", metavar="FILE")]
+Result = Annotated[Path, typer.Argument(help="The --out folder of a bench, or its bench.json.")]
+
+
+@app.command()
+def run(
+    model: Annotated[str | None, typer.Argument(help="As for plan; leave it out with --plan.")] = None,
+    plan: Annotated[
+        list[Path] | None, typer.Option(help="plan.json in place of the matrix; repeatable.", metavar="FILE")
+    ] = None,
+    strategy: Annotated[
+        str, typer.Option(help=f"Out of {', '.join(PYTORCH_STRATEGIES)}; empty: all installed.", metavar="NAMES")
+    ] = "",
+    activation_checkpointing: Annotated[
+        str, typer.Option(help=f"Out of {', '.join(ActivationCheckpointing)}.", metavar="KINDS")
+    ] = ActivationCheckpointing.NONE.value,
+    micro_batch_size: Annotated[str, typer.Option(help="Samples in one forward of one rank.", metavar="NUMBERS")] = "1",
+    seq_len: Annotated[str, typer.Option(help="Tokens in one sample.", metavar="NUMBERS")] = "128",
+    gradient_accumulation_steps: Annotated[str, typer.Option(help="Micro batches a step.", metavar="NUMBERS")] = "1",
+    offload_optimizer: Annotated[
+        str, typer.Option(help="Where optimizer states rest: none, cpu.", metavar="PLACES")
+    ] = OffloadDevice.NONE.value,
+    offload_param: Annotated[
+        str, typer.Option(help="Where weights rest: none, cpu.", metavar="PLACES")
+    ] = OffloadDevice.NONE.value,
+    launcher: Annotated[
+        str, typer.Option(help="Out of torchrun, deepspeed, accelerate.", metavar="NAMES")
+    ] = "torchrun",
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="Ranks; default: the GPUs here, or 2 on a CPU.", metavar="N")
+    ] = None,
+    gpu: Annotated[
+        str, typer.Option(help="auto: the GPUs of this machine, or its CPU; or cpu.", metavar="NAME")
+    ] = AUTO,
+    gpu_memory_gib: options.GpuMemoryGib = None,
+    precision: options.PrecisionName = Precision.BF16,
+    optimizer: options.Optimizer = OptimizerName.ADAMW,
+    gradient_clipping: options.GradientClipping = 1.0,
+    loss: options.Loss = LossImplementation.STANDARD,
+    level: Annotated[
+        Level, typer.Option(help="Of the prediction; instant: closed forms; traced: seconds a cell.", metavar="KIND")
+    ] = Level.INSTANT,
+    run_too_large: Annotated[
+        bool, typer.Option("--run-too-large", help="Also run what does not fit by its prediction.")
+    ] = False,
+    steps: Annotated[int, typer.Option(min=1, help="Timed optimizer steps of a run.", metavar="N")] = 10,
+    warm_up: Annotated[
+        int, typer.Option(min=3, help="Steps before them; memory is metered in the first 3.", metavar="N")
+    ] = WARM_UP_STEPS,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Runs of each cell, in rounds; compare needs 5.", metavar="N")
+    ] = 1,
+    timeout_minutes: Annotated[float, typer.Option(help="Of one run; it is a result then.", metavar="X")] = 30.0,
+    budget_minutes: Annotated[
+        float | None, typer.Option(help="Of all; what is left is done by the same command.", metavar="X")
+    ] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="Run cells again that did not end well.")] = False,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of train; repeatable.", metavar="NAME=VALUE")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder of the result; what is in it already is not run again.", metavar="DIR")
+    ] = Path("bench"),
+    csv: Csv = None,
+    plot: Plots = None,
+    html: Html = None,
+    json: options.AsJson = False,
+) -> None:
+    """Run every combination of the lists, each in fresh processes, and print predicted beside measured.
+
+    Lists have commas between their entries. The result is DIR/bench.json; `scaling bench report DIR` prints and draws
+    it again, `scaling bench compare A B` says what got worse from A to B. Exit code 0: done, 1: no cell ran to its end,
+    2: bad input.
+    """
+    flags = locals()
+    from scaling.bench.bench import Bencher, Limits
+
+    out = out.expanduser()
+    planned, running = _planned(flags)
+    limits = Limits(
+        repeats=repeats,
+        timeout_s=60 * _above_zero(timeout_minutes, "--timeout-minutes"),
+        budget_s=math.inf if budget_minutes is None else 60 * _above_zero(budget_minutes, "--budget-minutes"),
+        retries=retry,
+    )
+    finished = Bencher(planned, folder=out, environment=running.environment, limits=limits).finish()
+    _report(_bench(finished), Reports(csv=csv, plot=plot, html=html, json=json), left=finished.num_left, stored=out)
+    if not any(each.done for each in finished.cells):
+        raise typer.Exit(NONE_RAN)
+
+
+@app.command()
+def report(
+    result: Result, csv: Csv = None, plot: Plots = None, html: Html = None, json: options.AsJson = False
+) -> None:
+    """Print a result again, also while its bench goes on; write it as rows, pictures or a page."""
+    from scaling.bench.store import read_bench
+
+    _report(read_bench(result.expanduser()), Reports(csv=csv, plot=plot, html=html, json=json))
+
+
+@app.command()
+def compare(
+    before: Annotated[Path, typer.Argument(metavar="A", help="The --out folder of a bench, or its bench.json.")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="Likewise, of what is to be judged.")],
+    json: options.AsJson = False,
+) -> None:
+    """Say what got worse from A to B by more than noise, in the cells that both have.
+
+    Exit code 0: nothing, 1: something got worse, 2: bad input.
+    """
+    from scaling.bench.compare import compare_benches
+    from scaling.bench.compare_table import lines
+    from scaling.bench.store import read_bench
+    from strategies.serialize import to_json
+
+    comparison = compare_benches(read_bench(before.expanduser()), read_bench(after.expanduser()))
+    typer.echo(to_json(comparison) if json else "\n".join([*lines(comparison), ""]), nl=False)
+    if comparison.regressions:
+        raise typer.Exit(REGRESSED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reports:
+    """What is to be made of a result."""
+
+    csv: Path | None
+    plot: Path | None
+    html: Path | None
+    json: bool
+
+
+def _report(bench: Bench, reports: Reports, *, left: int = 0, stored: Path | None = None) -> None:
+    from scaling.bench.table import lines, write_csv
+    from strategies.serialize import to_json
+
+    written = [] if stored is None else [stored]
+    if reports.csv is not None:
+        written.append(reports.csv.expanduser())
+        write_csv(bench, written[-1])
+    if reports.plot is not None:
+        from scaling.bench.pictures import write_pictures  # brings matplotlib
+
+        written += write_pictures(bench, reports.plot.expanduser())
+    if reports.html is not None:
+        from scaling.bench.page import write_html
+
+        written.append(reports.html.expanduser())
+        write_html(bench, written[-1])
+    if reports.json:
+        typer.echo(to_json(bench), nl=False)
+        return
+    rest = [f"{left} more to run: the same command goes on with them"] if left else []
+    where = [f"stored in {', '.join(map(str, written))}"] if written else []
+    typer.echo("\n".join([*lines(bench), *rest, *where]))
+
+
+def _bench(finished: Finished) -> Bench:
+    from scaling.bench.result import VERSION, Bench
+
+    return Bench(version=VERSION, cells=finished.cells)
+
+
+def _planned(flags: dict[str, Any]) -> tuple[list[Planned], Running]:
+    """Return the cells that the flags describe, and how they are run."""
+    from scaling.bench.axes import words_of
+    from scaling.bench.matrix import cells_of_plans, planned_cells
+    from scaling.bench.result import Launcher
+    from scaling.plan_file import read_plan
+
+    model, plans, too_large = flags["model"], flags["plan"] or [], flags["run_too_large"]
+    if (model is None) == (not plans):
+        raise PlanError("give a model, or --plan FILE in its place")
+    if model is None:
+        decisions = [(str(path), read_plan(path.expanduser())) for path in plans]
+        running = _running(flags, decisions[0][1].cluster)
+        launchers = words_of(Launcher, flags["launcher"], flag="--launcher")
+        return list(cells_of_plans(decisions, launchers, running, runs_too_large=too_large)), running
+    question, axes = _question(flags), _axes(flags)
+    running = _running(flags, question.cluster)
+    cells = planned_cells(axes, question, running, level=flags["level"], runs_too_large=too_large)
+    return list(cells), running
+
+
+def _question(flags: dict[str, Any]) -> Question:
+    """Return the model and the devices of this machine; sequence and batch are each cell's."""
+    from strategies.detect import build_cluster
+
+    gpu, gpus = flags["gpu"], flags["gpus"]
+    if gpu not in (AUTO, CPU_NAME):
+        raise PlanError(f"--gpu {gpu}: plans are run on this machine; give auto or cpu")
+    found = build_cluster(gpu=gpu, gpus=gpus, gpus_per_node=None, gpu_memory_gib=None, host_memory_gib=None)
+    if found.gpu.is_cpu:
+        gpu, gpus = CPU_NAME, gpus or CPU_RANKS  # and the warning that there is no other is told once
+    gpus = gpus or found.gpus
+    job = options.picked(Job, {**flags, "seq_len": 2, "global_batch_size": gpus})
+    return options.question_from_flags(
+        flags["model"], job=job, gpus=gpus, gpu=gpu, gpus_per_node=gpus, gpu_memory_gib=flags["gpu_memory_gib"]
+    )
+
+
+def _axes(flags: dict[str, Any]) -> Axes:
+    from scaling.bench.axes import Axes, numbers_of, strategies_here, words_of
+    from scaling.bench.result import Launcher
+    from strategies.plan import StrategyName
+
+    def words(kind: Any, name: str) -> Any:
+        return words_of(kind, flags[name], flag=f"--{name.replace('_', '-')}")
+
+    def numbers(name: str) -> tuple[int, ...]:
+        return numbers_of(flags[name], flag=f"--{name.replace('_', '-')}")
+
+    return Axes(
+        strategies=words(StrategyName, "strategy") if flags["strategy"] else strategies_here(),
+        activation_checkpointing=words(ActivationCheckpointing, "activation_checkpointing"),
+        micro_batch_sizes=numbers("micro_batch_size"),
+        seq_lens=numbers("seq_len"),
+        gradient_accumulation_steps=numbers("gradient_accumulation_steps"),
+        offload_optimizer=words(OffloadDevice, "offload_optimizer"),
+        offload_param=words(OffloadDevice, "offload_param"),
+        launchers=words(Launcher, "launcher"),
+    )
+
+
+def _running(flags: dict[str, Any], cluster: Any) -> Running:
+    """Return how cells are run; settings of training that it would refuse are refused here, before any run."""
+    from scaling.bench.cells import Running
+    from scaling.bench.environment import environment_of
+    from scaling.train_config import resolve
+
+    settings = tuple(flags["set_"] or ())
+    steps = flags["warm_up"] + flags["steps"]
+    resolve(flags={"plan": "-", "out": flags["out"], "steps": steps}, assignments=settings, file=None)
+    return Running(
+        settings=settings,
+        warm_up_steps=flags["warm_up"],
+        timed_steps=flags["steps"],
+        environment=environment_of(cluster),
+    )
+
+
+def _above_zero(minutes: float, flag: str) -> float:
+    if not 0 < minutes < math.inf:
+        raise PlanError(f"{flag} {minutes:g} must be above zero; give minutes")
+    return minutes
