@@ -30,6 +30,9 @@ def accelerate_yaml(decision: Decision, *, deepspeed_json: Path) -> str:
             f"  deepspeed_config_file: {json.dumps(str(deepspeed_json))}",
             "  zero3_init_flag: false",
         ]
+        if cluster.num_nodes > 1:
+            # By default it starts `deepspeed` on every node, which starts them all by pdsh, from a host file "None".
+            lines += ["  deepspeed_multinode_launcher: standard"]
     else:
         # The engine sets the precision itself; accelerate's own casting stays off.
         lines += ["mixed_precision: 'no'"]

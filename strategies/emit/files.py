@@ -1,4 +1,4 @@
-"""Write a decision to a folder: plan.json, deepspeed.json, accelerate.yaml, launch.txt."""
+"""Write a decision to a folder: plan.json, deepspeed.json, accelerate.yaml, launch.txt, and a host file to fill in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from strategies.decision import Decision
 from strategies.emit.accelerate import accelerate_yaml
-from strategies.emit.commands import launch_commands
+from strategies.emit.commands import HOST_FILE, hostfile_template, launch_commands
 from strategies.emit.deepspeed import deepspeed_config
 from strategies.errors import ScalingError
 from strategies.plan import Framework
@@ -27,6 +27,8 @@ def plan_files(decision: Decision, *, folder: Path) -> dict[str, str]:
         files[ACCELERATE_FILE] = accelerate_yaml(decision, deepspeed_json=folder / DEEPSPEED_FILE)
     if (config := deepspeed_config(decision)) is not None:
         files[DEEPSPEED_FILE] = json.dumps(config, indent=2) + "\n"
+    if decision.cluster.num_nodes > 1:
+        files[HOST_FILE] = hostfile_template(decision.cluster)
     commands = launch_commands(decision, folder=folder)
     files[COMMANDS_FILE] = "\n".join(f"# {command.launcher}\n{command.line}" for command in commands) + "\n"
     files[PLAN_FILE] = to_json(decision)
@@ -50,6 +52,8 @@ def write_plan(decision: Decision, *, folder: Path, overwrite: bool = False) -> 
             )
         for name in {DEEPSPEED_FILE, ACCELERATE_FILE} - files.keys():
             (folder / name).unlink(missing_ok=True)
+        if (folder / HOST_FILE).exists():  # filled in by its owner
+            files.pop(HOST_FILE, None)
         return _write_whole({folder / name: text for name, text in files.items()})
     except (OSError, UnicodeError, RecursionError) as error:
         raise ScalingError(f"cannot write the plan to {folder}: {error}; give another --out folder") from error

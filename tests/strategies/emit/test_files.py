@@ -131,9 +131,9 @@ def test_launch_commands_for_several_nodes_take_rank_and_address(tmp_path: Path)
     decision = decision_for(StrategyName.ZERO2, gpus=16)
     decision = replace(decision, cluster=replace(decision.cluster, gpus_per_node=8))
     lines = {command.launcher: command.line for command in launch_commands(decision, folder=tmp_path)}
-    assert "--nnodes 2 --node_rank $NODE_RANK --master_addr $MASTER_ADDR" in lines["torchrun"]
-    assert "--machine_rank $NODE_RANK --main_process_ip $MASTER_ADDR" in lines["accelerate"]
-    assert "--num_nodes 2 --hostfile hostfile" in lines["deepspeed"]
+    assert '--nnodes 2 --node_rank "$NODE_RANK" --master_addr "$MASTER_ADDR"' in lines["torchrun"]
+    assert '--machine_rank "$NODE_RANK" --main_process_ip "$MASTER_ADDR"' in lines["accelerate"]
+    assert f"--num_nodes 2 --hostfile {tmp_path / 'hostfile'}" in lines["deepspeed"]
 
 
 def test_write_plan_round_trips_and_repeats(tmp_path: Path) -> None:
