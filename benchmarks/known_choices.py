@@ -26,11 +26,11 @@ from strategies.cases.case import Case, read_case
 from strategies.decision import Decision
 from strategies.errors import NoPlanFitsError, ScalingError
 from strategies.explain import describe_plan
+from strategies.learning.step_correction import known_step_time
 from strategies.memory.predict import predict
 from strategies.plan import Plan
 from strategies.planner.ranking import TIE
 from strategies.planner.safety import DEFAULT_SAFETY, shortage
-from strategies.planner.sweep import known_step_time
 from strategies.select import decide
 
 RESULTS = Path(__file__).parent / "results"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from strategies.memory.interval import conformal_range
+from strategies.conformal import conformal_range
 from strategies.presets import configs_folder
 from strategies.records import SHIPPED, Device, Kind, Record, write_records
 from strategies.units import GIB

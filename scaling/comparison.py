@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scaling.measure import MeasuredPlan, Method, measure_plan, trace_plan
+from scaling.watching.run_records import STEADY_STEPS
 from strategies.decision import Decision
 from strategies.estimate import MemoryProfile
-from strategies.explain import describe_plan
-from strategies.records import Device, Kind, Record, append_own
-
-STEADY_STEPS = 2
-"""The first step has no optimizer states yet: its peak is not what was predicted."""
-logger = logging.getLogger(__name__)
+from strategies.learning.run_record import record_of
+from strategies.learning.run_store import append_run
+from strategies.load_model import model_spec, resolve_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +36,7 @@ def compare(decision: Decision, *, num_steps: int, method: Method, picture: Path
 
 
 def record(comparison: Comparison) -> None:
-    """Add the instant prediction and the measured peak to the user's records; a trace is no measurement.
+    """Add the prediction and the measured peak to the user's records; a trace is no measurement.
 
     A CPU has no caching allocator, so what was measured are live tensors.
     """
@@ -47,22 +44,6 @@ def record(comparison: Comparison) -> None:
     if result.method is Method.TRACED or result.num_steps < STEADY_STEPS:
         return
     decision = result.decision
-    try:
-        _append(decision, result)
-    except OSError as error:
-        logger.warning("the pair of prediction and measurement was not recorded: %s", error)
-
-
-def _append(decision: Decision, result: MeasuredPlan) -> None:
-    append_own(
-        [
-            Record(
-                device=Device.CPU,
-                kind=Kind.ALLOCATED,
-                predicted_bytes=decision.estimate.peak_allocated_bytes,
-                measured_bytes=result.measured.peak_bytes,
-                label=f"{decision.model}, {describe_plan(decision.plan)}, {decision.cluster.gpus} ranks",
-                source=f"scaling measure, {result.method}",
-            )
-        ]
-    )
+    spec = model_spec(resolve_model(decision.model))
+    found = record_of(decision, spec, source=f"scaling measure, {result.method}")
+    append_run(replace(found, measured_allocated_bytes=result.measured.peak_bytes))

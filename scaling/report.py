@@ -18,9 +18,9 @@ from strategies.emit.commands import launch_commands
 from strategies.estimate import Estimate, Level, MemoryProfile, Phase, PhaseBytes
 from strategies.explain import at_safety, describe_plan, describe_trained, largest_seconds, needs
 from strategies.job import Job
+from strategies.learning.step_correction import known_step_time
 from strategies.model_spec import ModelSpec
 from strategies.planner.safety import DEFAULT_SAFETY, needed_bytes, shortage
-from strategies.planner.sweep import known_step_time
 from strategies.time.step_time import StepTime, time_source
 from strategies.units import GIB, MIB, format_bytes, format_seconds
 

@@ -72,6 +72,11 @@ def continues(config: TrainConfig) -> bool:
     return config.resume != NONE and config.out.resolve() in Path(config.resume).resolve().parents
 
 
+def resumes(config: TrainConfig) -> bool:
+    """Return whether the run begins from a checkpoint, of its out folder or of another."""
+    return config.resume not in (AUTO, NONE) or continues(config)
+
+
 def moves_aside(config: TrainConfig) -> bool:
     """Return whether an earlier run in the out folder may be moved: auto may find one that never saved."""
     return config.overwrite or config.resume == AUTO

@@ -42,7 +42,7 @@ from scaling.run_folder import (
     check_run_folder,
     open_run_folder,
 )
-from scaling.saving import Saving, check_resume, check_savable, continues, moves_aside
+from scaling.saving import Saving, check_resume, check_savable, continues, moves_aside, resumes
 from scaling.tasks.example import vocabulary
 from scaling.train_config import TrainConfig
 from scaling.trainer import train
@@ -52,6 +52,7 @@ from scaling.watching.loggers import check_loggers, open_loggers
 from scaling.watching.profiler import ProfilerWindow
 from scaling.watching.records import Record
 from scaling.watching.reporter import Reporter
+from scaling.watching.run_records import record_training
 from scaling.watching.run_watch import RunWatch
 from scaling.watching.step_range import parse_step_range
 from scaling.watching.summary import Summary, summarise
@@ -59,6 +60,7 @@ from scaling.watching.utilisation import Utilisation, utilisation_of
 from strategies.decision import Decision
 from strategies.errors import ScalingError
 from strategies.estimate import Phase
+from strategies.learning.run_record import RunRecord, record_of
 from strategies.load_model import model_spec, resolve_model
 from strategies.serialize import to_json
 
@@ -75,6 +77,8 @@ class Prepared:
     weights: InitialWeights
     data: TrainingData
     utilisation: Utilisation | None
+    record: RunRecord
+    """What was predicted, before anything runs."""
 
 
 def prepare(config: TrainConfig, launch: LaunchEnvironment, *, environ: Mapping[str, str]) -> Prepared:
@@ -107,6 +111,7 @@ def prepare(config: TrainConfig, launch: LaunchEnvironment, *, environ: Mapping[
         weights=weights,
         data=data,
         utilisation=utilisation_of(decision, spec),
+        record=record_of(decision, spec, source="scaling.train", resumed=resumes(config)),
     )
 
 
@@ -174,6 +179,8 @@ def _run(
     )
     engine.close()
     together(partial(_write_if_main, config.out / SUMMARY_FILE, to_json(summary), launch))
+    if launch.is_main and guard.ladder.micro_batch_size == prepared.decision.plan.micro_batch_size:
+        record_training(prepared.record, summary)
     return summary
 
 

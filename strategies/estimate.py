@@ -8,6 +8,7 @@ from enum import StrEnum
 from operator import attrgetter
 
 from strategies.host_ledger import HostLedger
+from strategies.learning.run_kind import RunKind
 
 
 class Phase(StrEnum):
@@ -115,6 +116,8 @@ class Interval:
 
     low_bytes: int
     high_bytes: int
+    source: str = "recorded errors"
+    """Which earlier runs the ends come from, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +134,8 @@ class Estimate:
     context_bytes: int = 0
     """Beside the allocator: device context, kernels, communication library."""
     interval: Interval | None = None
+    runs_like: RunKind | None = None
+    """Which earlier runs tell how sure it is; None of an estimate that is not a plan's."""
     host: HostLedger | None = None
     """Of the node that holds most."""
     warnings: tuple[str, ...] = ()

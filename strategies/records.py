@@ -1,26 +1,21 @@
-"""Recorded predictions and what was measured afterwards: the only source of an interval.
+"""Recorded predictions and what was measured afterwards, as they come with the package.
 
-The shipped file `configs/prediction_errors.csv` holds pairs with their source; `scaling measure` appends the user's own
-to a file of the user's data folder.
+`configs/prediction_errors.csv` holds pairs with their source. The user's own runs: `strategies.learning`.
 """
 
 from __future__ import annotations
 
 import csv
 import logging
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import TextIO
 
 from strategies.presets import configs_folder
 
 SHIPPED = "prediction_errors.csv"
-OWN_FOLDER = "memory-scaling"
-OWN = "records.csv"
 MAX_BYTES = 2**60
 """An exbibyte: above any device."""
 
@@ -66,40 +61,13 @@ def shipped_records() -> tuple[Record, ...]:
     return _read(configs_folder() / SHIPPED)
 
 
-@cache
-def own_records() -> tuple[Record, ...]:
-    """Return the user's own pairs; none where there is no file."""
-    path = own_path()
-    return _read(path) if path.is_file() else ()
-
-
-def own_path() -> Path:
-    """Return the file of the user's pairs (XDG base directory specification)."""
-    folder = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(folder) / OWN_FOLDER / OWN
-
-
-def append_own(records: Iterable[Record]) -> None:
-    """Add pairs to the user's file, which is made where it is missing."""
-    path = own_path()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_header = not path.exists()
-    with path.open("a", newline="") as file:
-        _write(file, records, header=write_header)
-
-
 def write_records(path: Path, records: Iterable[Record]) -> None:
     """Write a file of pairs."""
     with path.open("w", newline="") as file:
-        _write(file, records, header=True)
-
-
-def _write(file: TextIO, records: Iterable[Record], *, header: bool) -> None:
-    names = [field.name for field in fields(Record)]
-    writer = csv.writer(file, lineterminator="\n")
-    if header:
+        writer = csv.writer(file, lineterminator="\n")
+        names = [field.name for field in fields(Record)]
         writer.writerow(names)
-    writer.writerows([getattr(record, name) for name in names] for record in records)
+        writer.writerows([getattr(record, name) for name in names] for record in records)
 
 
 def _read(path: Path) -> tuple[Record, ...]:

@@ -11,11 +11,11 @@ from strategies.decision import Decision
 from strategies.errors import NoPlanFitsError
 from strategies.explain import describe_plan
 from strategies.job import Attention, Job, LossImplementation, OptimizerName, Precision
+from strategies.learning.step_correction import known_step_time
 from strategies.memory.predict import predict
 from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing, Plan, StrategyName, accumulation_steps
 from strategies.planner.safety import DEFAULT_SAFETY, shortage
-from strategies.planner.sweep import known_step_time
 from strategies.registry import STRATEGIES
 from strategies.select import decide
 from strategies.units import format_bytes

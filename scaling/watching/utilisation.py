@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strategies.decision import Decision
+from strategies.learning.step_correction import known_step_time
 from strategies.model_spec import ModelSpec
-from strategies.planner.sweep import known_step_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

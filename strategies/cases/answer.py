@@ -14,10 +14,10 @@ from strategies.decision import Candidate
 from strategies.errors import NoPlanFitsError, ScalingError
 from strategies.estimate import Estimate
 from strategies.job import Job
+from strategies.learning.step_correction import known_step_time
 from strategies.memory.predict import predict
 from strategies.model_spec import ModelSpec
 from strategies.planner.safety import shortage
-from strategies.planner.sweep import known_step_time
 from strategies.select import decide
 from strategies.serialize import plain
 from strategies.units import gib

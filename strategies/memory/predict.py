@@ -10,6 +10,7 @@ from strategies.cluster import Cluster
 from strategies.errors import JobError
 from strategies.estimate import Estimate, Level, MemoryProfile, Phase, PhaseBytes
 from strategies.job import Job, LossImplementation
+from strategies.learning.run_kind import kind_of
 from strategies.memory.host import host_ledger
 from strategies.memory.interval import peak_interval
 from strategies.memory.moments import step_phases
@@ -79,6 +80,7 @@ def estimate_of(
     """
     spec = as_trained(spec, job)
     peak = memory.peak_bytes
+    kind = kind_of(plan, on_cpu=cluster.gpu.is_cpu)
     reserved = peak_reserved_bytes or max(peak, reserved_bytes(memory, spec, cluster=cluster, job=job, plan=plan))
     return Estimate(
         level=level,
@@ -88,9 +90,8 @@ def estimate_of(
         context_bytes=context_bytes(cluster),
         host=host_ledger(spec, cluster=cluster, job=job, plan=plan),
         warnings=tuple(warnings_of(spec, cluster=cluster, job=job, plan=plan)),
-        interval=peak_interval(
-            allocated_bytes=peak, reserved_bytes=reserved, cluster=cluster, framework=plan.strategy.framework
-        ),
+        interval=peak_interval(kind, allocated_bytes=peak, reserved_bytes=reserved),
+        runs_like=kind,
     )
 
 

@@ -6,7 +6,9 @@ from strategies.cluster import Cluster
 from strategies.decision import Resource
 from strategies.errors import PlanError
 from strategies.estimate import Estimate
+from strategies.learning.run_kind import RunKind
 from strategies.memory.interval import upper_ratio
+from strategies.records import Device
 
 DEFAULT_SAFETY = 0.9
 
@@ -18,18 +20,19 @@ def needed_bytes(estimate: Estimate, *, cluster: Cluster, safety: float) -> int:
     estimate where ``safety`` is 0. Where too few runs are on record for any interval, it is the point estimate too.
     """
     in_allocator = estimate.device_bytes - estimate.context_bytes
-    return round(in_allocator * margin(cluster, safety)) + estimate.context_bytes
+    kind = estimate.runs_like or (Device.CPU if cluster.gpu.is_cpu else Device.GPU)
+    return round(in_allocator * margin(kind, safety, predicted_bytes=in_allocator)) + estimate.context_bytes
 
 
-def margin(cluster: Cluster, safety: float) -> float:
-    """Return the factor on what torch allocates, never below one.
+def margin(kind: RunKind | Device, safety: float, *, predicted_bytes: int = 0) -> float:
+    """Return the factor on what torch allocates in such a run, never below one; larger peaks may have a larger one.
 
     Raises:
         PlanError: the runs on record cannot tell an interval that wide.
     """
     if not 0 <= safety < 1:
         raise PlanError(f"safety={safety} must be from 0 (the point estimate) to below 1; 0.9 is the 90 % interval")
-    return max(1.0, upper_ratio(cluster, coverage=safety)) if safety else 1.0
+    return max(1.0, upper_ratio(kind, coverage=safety, predicted_bytes=predicted_bytes)) if safety else 1.0
 
 
 def shortage(estimate: Estimate, *, cluster: Cluster, safety: float = 0.0) -> tuple[Resource, int] | None:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from strategies.adapt import as_trained
 from strategies.cluster import Cluster
 from strategies.decision import RankedPlan, Rejection, Resource
-from strategies.errors import ClusterError, PlanError, SpecError
+from strategies.errors import PlanError, SpecError
 from strategies.estimate import Estimate
 from strategies.job import Job
+from strategies.learning.run_kind import kind_of
+from strategies.learning.step_correction import known_step_time
 from strategies.memory.host import host_ledger
 from strategies.memory.predict import predict
 from strategies.memory.reserved import context_bytes
@@ -20,7 +22,7 @@ from strategies.planner.bound import Bound, lower_bound
 from strategies.planner.buckets import WITH_BUCKETS, smaller_buckets
 from strategies.planner.safety import capacity, margin, needed_bytes, shortage
 from strategies.search import FixedParts, Variant, micro_batch_sizes, sizes_of, variants
-from strategies.time.step_time import StepTime, step_time, times_known
+from strategies.time.step_time import StepTime
 
 WhyNot = Callable[[Job, Plan], str | None]
 """Why a plan may not be offered, for instance because the trainer cannot run it; None where it may."""
@@ -83,7 +85,6 @@ class Sweep:
         cluster = question.cluster
         self._sizes = micro_batch_sizes(cluster, question.job, question.fixed)
         self._context = context_bytes(cluster)
-        self._in_allocator = (cluster.gpu.memory_bytes - self._context) / margin(cluster, question.safety)
         found = variants(question.spec, cluster=cluster, job=question.job, fixed=question.fixed)
         self._variants = list(_predictable(question, _allowed(question, found)))
         self._known: dict[tuple[int, Plan], Estimate] = {}
@@ -157,11 +158,17 @@ class Sweep:
 
     def _plans(self, variant: Variant, bound: Bound) -> list[Plan]:
         """Return a variant's plans whose floor is not above the memory, largest micro batch first."""
+        room = self.question.cluster.gpu.memory_bytes - self._context
         return [
             variant.plan(size, gpus=self.question.cluster.gpus)
             for size in self._sizes_of(variant)
-            if bound.num_bytes(size) <= self._in_allocator
+            if self._with_margin(variant, bound.num_bytes(size)) <= room
         ]
+
+    def _with_margin(self, variant: Variant, num_bytes: int) -> float:
+        """Return what torch allocates in a variant's run at the question's safety, where so much is predicted."""
+        kind = kind_of(variant, on_cpu=self.question.cluster.gpu.is_cpu)
+        return num_bytes * margin(kind, self.question.safety, predicted_bytes=num_bytes)
 
     def _tried(self, order: int, variant: Variant, plan: Plan) -> tuple[Plan, Estimate, tuple[Resource, int] | None]:
         """Return the plan, with smaller buckets where those let it fit, its estimate, and what it lacks."""
@@ -209,7 +216,7 @@ class Sweep:
     def _below_floor(self, variant: Variant, bound: Bound) -> Rejection:
         """Return the rejection of a variant whose floor is above the memory with the smallest micro batch."""
         cluster, size = self.question.cluster, self._sizes[-1]
-        needed = round(bound.num_bytes(size) * margin(cluster, self.question.safety)) + self._context
+        needed = round(self._with_margin(variant, bound.num_bytes(size))) + self._context
         return Rejection(
             plan=variant.plan(size, gpus=cluster.gpus),
             loss=variant.job.loss,
@@ -237,16 +244,6 @@ def rejection_of(
 
 def _accumulates(plan: Plan) -> bool:
     return plan.gradient_accumulation_steps > 1
-
-
-def known_step_time(spec: ModelSpec, *, cluster: Cluster, job: Job, plan: Plan) -> StepTime | None:
-    """Return the seconds of a step, None where the device's rates are not known: a CPU's without a calibration."""
-    if not times_known(cluster):
-        return None
-    try:
-        return step_time(spec, cluster=cluster, job=job, plan=plan)
-    except ClusterError:
-        return None
 
 
 def _allowed(question: Question, found: list[Variant]) -> list[Variant]:

@@ -14,8 +14,9 @@ from strategies.cluster import Cluster
 from strategies.errors import CalibrationError, ScalingError
 from strategies.job import Precision
 from strategies.plan import ActivationCheckpointing, StrategyName
-from strategies.records import own_path
 from strategies.serialize import from_json, numbers, short, to_json
+from strategies.user_data import data_folder
+from strategies.versions import package_version
 
 FORMAT = 2
 """Raised whenever a field changes its meaning: older files are then measured again, not converted."""
@@ -174,7 +175,7 @@ def _is_plausible(name: str, value: float) -> bool:
 
 def calibration_path(device: str) -> Path:
     """Return the file of ``device`` in the user's data folder, beside the records of predictions."""
-    return own_path().with_name(f"calibration-{re.sub(r'[^a-z0-9]+', '-', device.casefold()).strip('-')}.json")
+    return data_folder() / f"calibration-{re.sub(r'[^a-z0-9]+', '-', device.casefold()).strip('-')}.json"
 
 
 def prepared(folder: Path) -> Path:
@@ -232,12 +233,17 @@ def calibration_for(cluster: Cluster) -> Calibration | None:
 
     A file that is broken or of another machine, torch or number of ranks is ignored with one warning.
     """
-    calibration = _usable(os.environ.get("XDG_DATA_HOME"), cluster.gpu.name)
+    calibration = calibration_of(cluster.gpu.name)
     if calibration is None or not cluster.gpu.is_cpu or calibration.ranks > 1 or cluster.gpus == 1:
         return calibration
     path = calibration_path(cluster.gpu.name)
     _warn_once(f"{path} was measured with one rank and says nothing about {cluster.gpus}; {AGAIN} --ranks")
     return None
+
+
+def calibration_of(device: str) -> Calibration | None:
+    """Return what was measured on this machine's ``device``, whatever cluster it is to stand for."""
+    return _usable(os.environ.get("XDG_DATA_HOME"), device)
 
 
 @lru_cache(maxsize=64)
@@ -288,12 +294,6 @@ def this_machine() -> str:
     return f"{names[0].strip() if names else platform.machine()}, {cores} cores"
 
 
-@cache
 def torch_version() -> str:
     """Return the installed torch's version, without importing it."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return "not installed"
+    return package_version("torch")

@@ -19,6 +19,7 @@ from strategies.plan import ActivationCheckpointing, OffloadDevice, Plan, Strate
 from strategies.time.calibrated import cpu_seconds, num_units
 from strategies.time.calibration import Calibration, calibration_for
 from strategies.time.communication import fabric
+from strategies.time.correction import StepCorrection
 from strategies.time.known import rates_for, time_source, times_known
 from strategies.time.measured_rates import largest_product_rate
 from strategies.time.optimizer_step import optimizer_seconds
@@ -68,6 +69,8 @@ class StepTime:
     hardware_flops_per_token: float
     """With what is computed twice."""
     peak_flops_per_s: float
+    correction: StepCorrection | None = None
+    """What the seconds have been multiplied by, so that they are those of the user's own runs; None: nothing."""
 
     @property
     def total_s(self) -> float:

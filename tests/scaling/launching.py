@@ -49,8 +49,8 @@ def start(
     )
 
 
-def succeed(command: Sequence[str | Path], *, timeout_s: float = 600) -> str:
+def succeed(command: Sequence[str | Path], *, environ: Mapping[str, str] | None = None, timeout_s: float = 600) -> str:
     """Run a command that must end well; return its stdout."""
-    done = start(command, timeout_s=timeout_s)
+    done = start(command, environ=environ, timeout_s=timeout_s)
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
     return done.stdout

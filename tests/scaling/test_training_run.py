@@ -15,6 +15,7 @@ import transformers
 
 from scaling.watching.summary import Summary
 from strategies.job import Precision
+from strategies.learning.run_store import read_runs
 from strategies.plan import ActivationCheckpointing
 from strategies.serialize import read_json
 from tests.scaling.decisions import TINY_LLAMA, plan_tiny
@@ -35,6 +36,7 @@ FLAGS = (
     "--data",
     "builtin:python",
 )
+RECORDS = "runs.jsonl"
 TIED = {**TINY_LLAMA, "tie_word_embeddings": True}
 
 
@@ -60,7 +62,8 @@ class Finished:
 
 def train(head: list[Any], plan: Path, *flags: str) -> Finished:
     out = plan.parent / "run"
-    stdout = succeed([*head, "scaling.train", "--plan", plan, "--out", out, *FLAGS, *flags])
+    command = [*head, "scaling.train", "--plan", plan, "--out", out, *FLAGS, *flags]
+    stdout = succeed(command, environ={"MEMORY_SCALING_RECORDS": str(out.with_name(RECORDS))})
     return Finished(stdout=stdout, out=out)
 
 
@@ -152,6 +155,15 @@ def test_peak_memory_is_metered_and_stands_beside_the_prediction(finished: Finis
     # What must be there after three steps: weights, both moments of AdamW, in the formats of the plan.
     assert summary.measured_peak_bytes > summary.predicted.phases[0].causes.parameters
     assert summary.measured_over_predicted == pytest.approx(summary.measured_peak_bytes / summary.predicted_peak_bytes)
+
+
+def test_a_run_is_recorded_once_whatever_the_number_of_ranks(finished: Finished) -> None:
+    (record,) = read_runs(finished.out.with_name(RECORDS))
+    summary = finished.summary
+    assert (record.ranks, record.strategy) == (summary.world_size, summary.strategy)
+    assert record.predicted_allocated_bytes == summary.predicted_peak_bytes
+    assert record.measured_allocated_bytes == summary.measured_peak_bytes
+    assert (record.measured_step_s, record.num_timed_steps) == (summary.step_time_s, STEPS - summary.metered_steps)
 
 
 def test_two_ranks_and_one_see_the_same_samples_and_losses(by_torchrun: Finished, by_python: Finished) -> None:

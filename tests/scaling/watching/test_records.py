@@ -12,13 +12,16 @@ from scaling.errors import TrainingError
 from scaling.meter import Measurement, Span
 from scaling.watching.records import StepRecord
 from scaling.watching.reporter import Reporter
+from scaling.watching.run_records import record_training
 from scaling.watching.summary import Summary, summarise
 from scaling.watching.utilisation import Utilisation
 from strategies.estimate import CauseBytes, Estimate, Level, MemoryProfile, Phase, PhaseBytes
+from strategies.learning.run_store import read_runs
 from strategies.serialize import from_json, to_json
 from tests.scaling.decisions import toy_decision
 from tests.scaling.full_disk import file_size_limit
 from tests.scaling.watching.made_up import MIB, evaluation, step
+from tests.strategies.learning.made_up import base_record
 
 
 def metered(*, steps: int) -> Measurement:
@@ -141,3 +144,30 @@ def test_a_prediction_of_nothing_has_no_ratio() -> None:
         utilisation=None,
     )
     assert (outcome.predicted_peak_bytes, outcome.measured_over_predicted) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("predicted_peak", "metered_steps", "peaks", "timed"),
+    [
+        (Phase.OPTIMIZER_STEP, 2, 60 * MIB, 3),  # seconds 1, 2, 4 are left
+        (Phase.OPTIMIZER_STEP, 1, None, 4),  # without optimizer states
+        (Phase.BACKWARD, 2, None, 3),  # a phase that was not metered
+        (Phase.OPTIMIZER_STEP, 3, 60 * MIB, None),  # two steps are left
+    ],
+)
+def test_a_finished_run_is_recorded_as_far_as_it_says_something(
+    predicted_peak: Phase,
+    metered_steps: int,
+    peaks: int | None,
+    timed: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("MEMORY_SCALING_RECORDS", str(tmp_path / "runs.jsonl"))
+    profile = MemoryProfile(phases=(PhaseBytes(phase=predicted_peak, causes=CauseBytes(activations=50 * MIB)),))
+    outcome = replace(summary(metered_steps=metered_steps), predicted=profile)
+    record_training(base_record(), outcome)
+    (found,) = read_runs(tmp_path / "runs.jsonl")
+    assert found.measured_allocated_bytes == peaks
+    assert found.num_timed_steps == (timed or 0)
+    assert found.measured_step_s == (None if timed is None else 2.0 if timed == 3 else 3.0)

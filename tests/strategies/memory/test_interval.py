@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.record_errors import covered_by_the_others
 from strategies import records
-from strategies.memory.interval import FEWEST_RECORDS, conformal_range
-from strategies.records import Device, Kind, Record, append_own, own_path
+from strategies.conformal import FEWEST_RECORDS, conformal_range
+from strategies.records import SHIPPED, Device
 
 
 def test_too_few_errors_give_no_interval() -> None:
@@ -45,25 +45,6 @@ def test_shipped_records_lie_inside_the_interval_that_the_others_give(device: De
     assert covered_by_the_others(ratios) >= 0.85
 
 
-def test_own_records_are_appended_and_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    records.own_records.cache_clear()
-    record = Record(
-        device=Device.CPU,
-        kind=Kind.ALLOCATED,
-        predicted_bytes=100,
-        measured_bytes=104,
-        label="llama-demo, zero2",
-        source="scaling measure",
-    )
-    append_own([record])
-    append_own([record])
-    assert own_path().is_relative_to(tmp_path)
-    assert records.own_records() == (record, record)
-    assert record.measured_over_predicted == pytest.approx(1.04)
-    records.own_records.cache_clear()
-
-
 @pytest.mark.parametrize(
     "row",
     [
@@ -73,10 +54,9 @@ def test_own_records_are_appended_and_read(monkeypatch: pytest.MonkeyPatch, tmp_
     ids=["zero", "text", "device", "short", "empty", "huge measured", "huge predicted"],
 )
 def test_a_row_that_is_no_record_does_not_count(row: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    records.own_records.cache_clear()
-    own_path().parent.mkdir()
+    monkeypatch.setattr(records, "configs_folder", lambda: tmp_path)
+    records.shipped_records.cache_clear()
     header = "device,kind,predicted_bytes,measured_bytes,label,source"
-    own_path().write_text(f"{header}\n{row}\ncpu,allocated,100,101,good,here\n")
-    assert [record.label for record in records.own_records()] == ["good"]
-    records.own_records.cache_clear()
+    (tmp_path / SHIPPED).write_text(f"{header}\n{row}\ncpu,allocated,100,101,good,here\n")
+    assert [record.label for record in records.shipped_records()] == ["good"]
+    records.shipped_records.cache_clear()

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.keras_memory import Measured, Row, beside_prediction
-from strategies.memory.interval import ratio_range
+from strategies.conformal import conformal_range
+from strategies.memory.interval import shipped_ratios
 from strategies.records import Device
 from strategies.serialize import from_json
 
@@ -29,7 +30,7 @@ def test_no_peak_is_below_nine_tenths_or_above_what_rounding_explains(row: Row) 
 
 
 def test_nine_in_ten_lie_in_the_interval_that_is_told() -> None:
-    ratios = ratio_range(Device.GPU)
+    ratios = conformal_range(shipped_ratios(Device.GPU))
     assert ratios is not None
     inside = [ratios[0] <= row.measured_over_predicted <= ratios[1] for row in ROWS]
     assert sum(inside) >= 0.9 * len(ROWS)

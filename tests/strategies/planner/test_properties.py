@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from strategies.decision import Decision
 from strategies.errors import NoPlanFitsError, SpecError
+from strategies.learning.step_correction import known_step_time
 from strategies.memory.predict import predict
 from strategies.planner.bound import Bound, lower_bound
 from strategies.planner.changes import what_if
 from strategies.planner.ranking import TIE
 from strategies.planner.safety import needed_bytes, shortage
-from strategies.planner.sweep import Fit, Question, Sweep, known_step_time
+from strategies.planner.sweep import Fit, Question, Sweep
 from strategies.search import Variant, candidates, micro_batch_sizes, variants
 from strategies.select import decide
 from strategies.serialize import from_json, to_json

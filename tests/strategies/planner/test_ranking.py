@@ -7,10 +7,11 @@ import pytest
 from strategies.cluster import Cluster, Gpu
 from strategies.explain import describe_variant
 from strategies.job import Job, LossImplementation
+from strategies.learning.step_correction import known_step_time
 from strategies.memory.predict import predict
 from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
 from strategies.planner.ranking import TIE
-from strategies.planner.sweep import Fit, Sweep, known_step_time
+from strategies.planner.sweep import Fit, Sweep
 from strategies.search import FixedParts, candidates
 from strategies.select import decide
 from strategies.time.step_time import step_time

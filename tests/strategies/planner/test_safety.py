@@ -5,14 +5,15 @@ from dataclasses import replace
 import pytest
 
 from strategies.cluster import Cluster, gpu_preset
+from strategies.conformal import conformal_range
 from strategies.errors import NoPlanFitsError, PlanError
 from strategies.job import Job
 from strategies.load_model import load_model_spec
 from strategies.memory import interval
-from strategies.memory.interval import conformal_range
 from strategies.memory.predict import predict
 from strategies.plan import OffloadDevice, StrategyName
 from strategies.planner.safety import margin, needed_bytes, shortage
+from strategies.records import Device
 from strategies.search import FixedParts, candidates
 from strategies.select import decide
 from strategies.units import KIB
@@ -29,7 +30,7 @@ def test_upper_end_is_the_rank_of_split_conformal_prediction() -> None:
 
 
 def test_margin_scales_what_torch_allocates_and_not_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interval, "_ratios", lambda device: tuple(TENTHS))
+    monkeypatch.setattr(interval, "shipped_ratios", lambda device: tuple(TENTHS))
     asked = question("llama-3.2-1b")
     plan = next(candidates(asked.spec, cluster=asked.cluster, job=asked.job, fixed=asked.fixed))
     estimate = predict(asked.spec, cluster=asked.cluster, job=asked.job, plan=plan)
@@ -42,25 +43,25 @@ def test_margin_scales_what_torch_allocates_and_not_the_context(monkeypatch: pyt
 
 
 def test_predictions_that_were_too_high_give_no_discount(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interval, "_ratios", lambda device: tuple(0.9 for _ in range(39)))
-    assert margin(question().cluster, 0.9) == 1.0
+    monkeypatch.setattr(interval, "shipped_ratios", lambda device: tuple(0.9 for _ in range(39)))
+    assert margin(Device.GPU, 0.9) == 1.0
 
 
 @pytest.mark.parametrize("safety", [-0.1, 1.0, float("nan")])
 def test_safety_outside_its_range_is_refused(safety: float) -> None:
     with pytest.raises(PlanError, match=r"must be from 0 \(the point estimate\) to below 1"):
-        margin(question().cluster, safety)
+        margin(Device.GPU, safety)
 
 
 def test_an_interval_wider_than_the_records_can_tell_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interval, "_ratios", lambda device: tuple(TENTHS))
+    monkeypatch.setattr(interval, "shipped_ratios", lambda device: tuple(TENTHS))
     with pytest.raises(PlanError, match=r"safety=0\.99 needs more than the 39 predictions on record"):
-        margin(question().cluster, 0.99)
+        margin(Device.GPU, 0.99)
 
 
 def test_without_records_the_point_estimate_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interval, "_ratios", lambda device: (1.5, 1.6))
-    assert margin(question().cluster, 0.9) == 1.0
+    monkeypatch.setattr(interval, "shipped_ratios", lambda device: (1.5, 1.6))
+    assert margin(Device.GPU, 0.9) == 1.0
 
 
 def test_a_plan_that_locks_more_than_the_process_may_is_rejected_with_the_number() -> None:
