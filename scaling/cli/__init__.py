@@ -13,6 +13,7 @@ from scaling.cli.compare_frameworks import compare_frameworks
 from scaling.cli.curves import curves
 from scaling.cli.estimate import estimate
 from scaling.cli.explain import explain
+from scaling.cli.launch import launch
 from scaling.cli.measure import measure
 from scaling.cli.parity import parity
 from scaling.cli.plan import plan
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.command()(plan)
 app.command()(estimate)
+app.command()(launch)
 app.command()(measure)
 app.command()(parity)
 app.command()(calibrate)

@@ -75,9 +75,8 @@ def launch_commands(decision: Decision, *, folder: Path) -> tuple[LaunchCommand,
 
     The ``deepspeed`` launcher starts DDP plans as well: it only sets the process environment.
     """
-    names = tuple(name for name in LauncherName if name is not LauncherName.PYTHON)
-    if decision.plan.strategy.framework is Framework.TENSORFLOW:  # one process drives all devices
-        names = (LauncherName.PYTHON,)
+    is_one_process = decision.plan.strategy.framework is Framework.TENSORFLOW  # which drives all devices
+    names = [name for name in LauncherName if (name is LauncherName.PYTHON) is is_one_process]
     nodes = Nodes(hostfile=str(folder / HOST_FILE))
     flags = example_flags(folder)
     return tuple(launch_command(decision, name, folder=folder, flags=flags, nodes=nodes) for name in names)
