@@ -45,7 +45,9 @@ def pictures(bench: Bench) -> dict[str, Callable[[], Any]]:
     if metered:
         found["pareto"] = lambda: draw_pareto(metered)
         found["predicted"] = lambda: draw_predicted(metered)
-        found["phases"] = lambda: draw_phases(metered, title=_title("Highest moment of every phase", metered))
+        found["phases"] = lambda: draw_phases(
+            metered, title=_title("Measured at every phase's highest moment", metered)
+        )
     return found
 
 
@@ -84,7 +86,8 @@ def write_pictures(bench: Bench, folder: Path) -> list[Path]:
 def _title(what: str, cells: list[CellResult]) -> str:
     first = cells[0]
     decision = first.cell.decision
-    model = Path(decision.model).name if decision else ""
+    path = Path(decision.model if decision else "")
+    model = path.parent.name if path.name == "config.json" else path.name
     facts = f"{model} on {first.cell.gpus} ranks, {first.environment.device}"
     return f"{what}: {facts}\n{shared(cells)}"
 
@@ -110,8 +113,7 @@ def draw_throughput(cells: list[CellResult]) -> Any:
     axes.invert_yaxis()
     axes.set(xlabel="tokens/s of all ranks: median (bar), slowest and fastest timed step (line)")
     axes.set_title(_title("Throughput", cells), fontsize=10)
-    axes.margins(x=0.15)
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, 1.15 * max(each.cell.tokens_per_step / min(each.step_times_s) for each in cells))
     return figure
 
 
@@ -132,9 +134,8 @@ def draw_pareto(cells: list[CellResult]) -> Any:
     _strategy_legend(axes, cells)
     axes.set(xlabel=f"measured peak of one rank, {unit}", ylabel="seconds of one optimizer step (median)")
     axes.set_title(_title("Memory against time", cells), fontsize=10)
-    axes.margins(0.12)
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    axes.set_xlim(0, 1.3 * max(memory for memory, _ in points))  # names stand to the right of points
+    axes.set_ylim(0, 1.15 * max(seconds for _, seconds in points))
     axes.grid(alpha=0.3)
     return figure
 
@@ -192,7 +193,7 @@ def _point(axes: Any, result: CellResult, point: tuple[float, float]) -> None:
         *point,
         ls="",
         marker=MARKERS[strategy],
-        markersize=10,
+        markersize=14 - 1.2 * list(COLOURS).index(strategy),  # equal ones stay visible under each other
         color=COLOURS[strategy],
         mec="black",
     )

@@ -19,6 +19,7 @@ from scaling.errors import LaunchError, one_line
 from scaling.run_folder import FINAL_FOLDER, METRICS_FILE, SUMMARY_FILE
 from scaling.watched_process import Watched, last_words, watch
 from strategies.decision import Decision
+from strategies.detect import oom_kills
 from strategies.emit.files import write_plan
 from strategies.errors import ScalingError
 from strategies.estimate import MemoryProfile
@@ -26,7 +27,6 @@ from strategies.serialize import from_json
 
 LOG_FILE = "log.txt"
 PLAN_FOLDER, RUN_FOLDER = "plan", "run"
-KERNEL_EVENTS = Path("/proc/vmstat")
 _OUT_OF_MEMORY = re.compile(r"out of (device |host )?memory|OutOfMemoryError|can't allocate memory", re.IGNORECASE)
 _ERROR = re.compile(r"^(?:\[\w+\]: *)?error(?: on rank \d+)?: (.*)$", re.MULTILINE)
 """How our trainer says what ends it (`scaling.ranks.report_error`)."""
@@ -53,7 +53,7 @@ def run_cell(cell: Cell, decision: Decision, *, folder: Path, timeout_s: float) 
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was broken off
     plan, out, log = folder / PLAN_FOLDER, folder / RUN_FOLDER, folder / LOG_FILE
     write_plan(decision, folder=plan)
-    started = Started(run=_begun(), kernel_kills=_kernel_kills())
+    started = Started(run=_begun(), kernel_kills=oom_kills() or 0)
     try:
         command = command_of(cell, decision, plan=plan, out=out)
     except LaunchError as error:
@@ -81,8 +81,8 @@ def _result(cell: Cell, started: Started, watched: Watched, *, out: Path, log: P
             return _measured(run, cell, watched, out=out)
     except (OSError, ValueError, KeyError, TypeError, ScalingError) as error:
         return replace(run, reason=f"its results cannot be read: {type(error).__name__}: {one_line(error)}")
-    if _kernel_kills() > started.kernel_kills:
-        reason = "the kernel ended a process because the machine's memory was used up"
+    if (oom_kills() or 0) > started.kernel_kills:
+        reason = "the kernel ended a process for lack of memory"
         return replace(run, outcome=Outcome.OUT_OF_MEMORY, reason=reason)
     outcome = Outcome.OUT_OF_MEMORY if _OUT_OF_MEMORY.search(text) else Outcome.FAILED
     return replace(run, outcome=outcome, reason=reason_in(text) or f"exit code {watched.returncode}: {_tail(log)}")
@@ -159,12 +159,3 @@ def _steps_done(out: Path) -> int:
         return (out / METRICS_FILE).read_bytes().count(b"\n")
     except OSError:
         return 0
-
-
-def _kernel_kills() -> int:
-    """Return how many processes the kernel has ended for want of memory since it started; see proc_vmstat(5)."""
-    try:
-        words = [line.split() for line in KERNEL_EVENTS.read_text().splitlines()]
-    except OSError:
-        return 0
-    return next((int(number) for name, number in words if name == "oom_kill"), 0)
