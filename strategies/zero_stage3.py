@@ -85,6 +85,7 @@ def _layout(
             spec,
             made + one_tensor,
             parts=() if offload.optimizer else parts,
+            widened=max(parts, default=0) if offload.optimizer and on_cpu and weight < master else 0,
             share=0 if offload.parameters else share,
             weight=weight,
             master=master,
@@ -140,13 +141,18 @@ def _initialise(
     all_and_one: CauseBytes,
     *,
     parts: tuple[int, ...],
+    widened: int,
     share: int,
     weight: int,
     master: int,
     size: int,
     on_cpu: bool,
 ) -> CauseBytes:
-    """Return the highest moment: partitioning, making the fp32 partitions, or gathering each tensor once at the end."""
+    """Return the highest moment: partitioning, making the fp32 partitions, or gathering each tensor once at the end.
+
+    ``widened``: elements of a partition whose fp32 copy is made in the same memory although its optimizer is on the
+    host: on a CPU nothing tells the copy, which nobody holds, from one on the device (docs/measuring.md).
+    """
     sizes = tensor_sizes(spec)
     largest, masters = max(sizes), 0
     whole = sum(sizes) if on_cpu else largest
@@ -155,6 +161,7 @@ def _initialise(
         # Tensor by tensor; the CPU has the model already.
         CauseBytes(parameters=weight * (whole + (ceil_div(sizes[0], size) if on_cpu else share))),
         all_and_one,
+        CauseBytes(parameters=weight * share, other=master * widened),
         # Gradients of zeros for the largest part, to make the optimizer's states.
         CauseBytes(
             parameters=weight * share,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scaling.measure import Method, measure_plan, trace_plan
@@ -11,7 +13,7 @@ from strategies.estimate import MemoryProfile, Phase
 from strategies.job import Job, LossImplementation, Precision
 from strategies.load_model import load_model_spec
 from strategies.memory.predict import predict
-from strategies.plan import PYTORCH_STRATEGIES, ActivationCheckpointing, Plan, StrategyName
+from strategies.plan import PYTORCH_STRATEGIES, ActivationCheckpointing, OffloadDevice, Plan, StrategyName
 from strategies.registry import STRATEGIES
 from strategies.units import GIB
 
@@ -102,3 +104,19 @@ def test_chunked_loss_holds_what_its_closed_form_says(model: str, strategy: Stra
     # An evaluation peaks in a block, whatever the loss; so does backward under FSDP2 here, where gathers are large.
     phases = (Phase.FORWARD,) if strategy is StrategyName.FSDP2 else (Phase.FORWARD, Phase.BACKWARD)
     assert_as_predicted(decision, trace_plan(decision, num_steps=2).measured, phases)
+
+
+@pytest.mark.deepspeed
+@pytest.mark.slow
+def test_an_optimizer_alone_on_the_host_leaves_its_widened_copy_beside_the_weights() -> None:
+    # (_create_fp32_partitions): `.to("cpu", fp32)` and a clone; on CPU ranks only the clone has an owner on the host.
+    spec = load_model_spec(LLAMA)
+    decision = decision_of(LLAMA, StrategyName.ZERO3, gpu=CPU)
+    cluster, job = replace(decision.cluster, gpus=2, gpus_per_node=2), replace(decision.job, global_batch_size=4)
+    plan = replace(decision.plan, offload_optimizer=OffloadDevice.CPU)
+    estimate = predict(spec, cluster=cluster, job=job, plan=plan)
+    on_two = replace(decision, cluster=cluster, job=job, plan=plan, estimate=estimate)
+    measured = measure_plan(on_two, num_steps=1, method=Method.SIMULATED).measured
+    assert_as_predicted(on_two, measured, (Phase.INITIALISE,))
+    held = phase_bytes(measured)[Phase.INITIALISE]
+    assert held == pytest.approx((2 + 4) * spec.num_params / 2, rel=TOLERANCE)  # bytes: 16-bit weights, their fp32 copy
