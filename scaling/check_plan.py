@@ -55,7 +55,7 @@ def check_plan(decision: Decision, *, plan_path: Path, launch: LaunchEnvironment
     check_batch(decision)
     require_trainable(decision)
     require_installed(decision)
-    _check_accelerate(decision, environ)
+    check_accelerate(decision, environ)
     beside = plan_path.parent / DEEPSPEED_FILE
     if beside.is_file():
         check_deepspeed_file(decision, beside)
@@ -249,7 +249,7 @@ def require_installed(decision: Decision) -> None:
         )
 
 
-def _check_accelerate(decision: Decision, environ: Mapping[str, str]) -> None:
+def check_accelerate(decision: Decision, environ: Mapping[str, str]) -> None:
     """Refuse settings of ``accelerate launch`` that would have no effect: the engine follows the plan alone."""
     precision = environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision not in ("no", decision.job.precision.value):

@@ -55,9 +55,14 @@ def hub_cache(environment: Mapping[str, str] = os.environ) -> Path:
     return base.expanduser() / "hub"
 
 
+def is_offline(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the hub may not be asked, by the variables that its own programs read."""
+    return any(_is_on(environment.get(variable)) for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+
+
 def fetch_config(hub_id: str, environment: Mapping[str, str] = os.environ) -> Fetched:
     """Return the config.json of ``hub_id`` from the network, or why it could not be had; asks once a process."""
-    if any(_is_on(environment.get(variable)) for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
+    if is_offline(environment):
         return Fetched(failure="the network is switched off by HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE")
     endpoint = (environment.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
     return _fetch(f"{endpoint}/{hub_id}/resolve/main/config.json", environment.get("HF_TOKEN") or "")

@@ -11,6 +11,7 @@ from scaling.cli import bench, checkpoint
 from scaling.cli.calibrate import calibrate
 from scaling.cli.compare_frameworks import compare_frameworks
 from scaling.cli.curves import curves
+from scaling.cli.doctor import doctor
 from scaling.cli.estimate import estimate
 from scaling.cli.explain import explain
 from scaling.cli.launch import launch
@@ -34,6 +35,7 @@ app.command()(parity)
 app.command()(calibrate)
 app.command()(curves)
 app.command()(explain)
+app.command()(doctor)
 app.command()(compare_frameworks)
 app.add_typer(bench.app, name="bench")
 app.add_typer(checkpoint.app, name="checkpoint")

@@ -20,7 +20,7 @@ def flags_of(command: str) -> list[str]:
     return [name for each in parameters for name in (*each.opts, *each.secondary_opts) if name.startswith("--")]
 
 
-@pytest.mark.parametrize("command", ["plan", "estimate", "measure", "parity", "calibrate", "explain"])
+@pytest.mark.parametrize("command", ["plan", "estimate", "measure", "parity", "calibrate", "explain", "doctor"])
 def test_no_flag_is_cut_at_80_columns(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
     words = result.output.replace(",", " ").split()
