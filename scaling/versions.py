@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import platform
-from importlib import metadata
+
+from strategies.versions import package_version
 
 PACKAGES = ("memory-scaling", "torch", "transformers", "deepspeed", "accelerate", "datasets", "tensorflow")
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of every library whose behaviour a run depends on."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    return {"python": platform.python_version(), **{name: package_version(name) for name in PACKAGES}}

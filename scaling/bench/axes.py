@@ -9,7 +9,8 @@ from enum import StrEnum
 from itertools import product
 from typing import TypeVar
 
-from scaling.bench.result import Choice, Launcher
+from scaling.bench.result import Choice
+from strategies.emit.commands import LauncherName
 from strategies.emit.deepspeed import STAGES
 from strategies.errors import PlanError
 from strategies.plan import PYTORCH_STRATEGIES, ActivationCheckpointing, OffloadDevice, StrategyName
@@ -28,7 +29,7 @@ class Axes:
     gradient_accumulation_steps: tuple[int, ...]
     offload_optimizer: tuple[OffloadDevice, ...]
     offload_param: tuple[OffloadDevice, ...]
-    launchers: tuple[Launcher, ...]
+    launchers: tuple[LauncherName, ...]
 
     def choices(self) -> Iterator[Choice]:
         """Yield the places of the matrix; what is cheapest to compare by eye, the strategy, varies fastest."""

@@ -6,8 +6,9 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from scaling.bench.result import Cell, Choice, Environment, Launcher
+from scaling.bench.result import Cell, Choice, Environment
 from strategies.decision import Decision
+from strategies.emit.commands import LauncherName
 from strategies.job import Job
 from strategies.load_model import resolve_model
 from strategies.plan import OffloadDevice
@@ -44,7 +45,7 @@ def planned_cell(choice: Choice, decision: Decision, running: Running) -> Cell:
     return _named(choice, decision, running, facts=facts, gpus=decision.cluster.gpus)
 
 
-def choice_of(name: str, decision: Decision, launcher: Launcher) -> Choice:
+def choice_of(name: str, decision: Decision, launcher: LauncherName) -> Choice:
     """Return the choice that a plan file has made."""
     plan = decision.plan
     return Choice(

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from scaling.bench.axes import Axes
 from scaling.bench.cells import Running, choice_of, planned_cell, unplanned_cell
-from scaling.bench.result import Cell, Choice, Launcher
+from scaling.bench.result import Cell, Choice
 from scaling.check_plan import check_batch, require_installed, require_trainable, require_trainable_model
 from strategies.decision import Decision
+from strategies.emit.commands import LauncherName
 from strategies.errors import PlanError, ScalingError
 from strategies.estimate import Level
 from strategies.explain import largest_causes
@@ -46,7 +47,7 @@ def planned_cells(
         decision, refused = None, ""
         try:
             decision = _decision(choice, question, level=level)
-            _require_possible(decision, runs_too_large=runs_too_large)
+            _require_possible(decision, choice.launcher, runs_too_large=runs_too_large)
         except ScalingError as error:
             refused = str(error)
         yield Planned(cell=_cell(choice, decision, question, running), refused=refused)
@@ -54,7 +55,7 @@ def planned_cells(
 
 def cells_of_plans(
     decisions: Sequence[tuple[str, Decision]],
-    launchers: Sequence[Launcher],
+    launchers: Sequence[LauncherName],
     running: Running,
     *,
     runs_too_large: bool = False,
@@ -63,7 +64,7 @@ def cells_of_plans(
     for launcher, (name, decision) in product(launchers, decisions):
         refused = ""
         try:
-            _require_possible(decision, runs_too_large=runs_too_large)
+            _require_possible(decision, launcher, runs_too_large=runs_too_large)
         except ScalingError as error:
             refused = str(error)
         yield Planned(cell=planned_cell(choice_of(name, decision, launcher), decision, running), refused=refused)
@@ -97,7 +98,7 @@ def _decision(choice: Choice, question: Question, *, level: Level) -> Decision:
     )
 
 
-def _require_possible(decision: Decision, *, runs_too_large: bool) -> None:
+def _require_possible(decision: Decision, launcher: LauncherName, *, runs_too_large: bool) -> None:
     """Refuse what our trainer cannot run here, and what does not fit by its prediction.
 
     Raises:
@@ -107,6 +108,8 @@ def _require_possible(decision: Decision, *, runs_too_large: bool) -> None:
     require_trainable_model(model_spec(resolve_model(decision.model)))
     require_trainable(decision)
     require_installed(decision)
+    if launcher is LauncherName.PYTHON and decision.cluster.gpus > 1:
+        raise PlanError(f"launcher={launcher} starts one process, but gpus={decision.cluster.gpus}; give another")
     lacking = shortage(decision.estimate, cluster=decision.cluster)
     if lacking is not None and not runs_too_large:
         resource, over = lacking

@@ -7,19 +7,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from strategies.decision import Decision
+from strategies.emit.commands import LauncherName
 from strategies.estimate import MemoryProfile
 from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
 
 VERSION = 1
 """Of the format of these files."""
-
-
-class Launcher(StrEnum):
-    """What starts the processes."""
-
-    TORCHRUN = "torchrun"
-    DEEPSPEED = "deepspeed"
-    ACCELERATE = "accelerate"
 
 
 class Outcome(StrEnum):
@@ -44,7 +37,7 @@ class Choice:
     gradient_accumulation_steps: int
     offload_optimizer: OffloadDevice
     offload_param: OffloadDevice
-    launcher: Launcher
+    launcher: LauncherName
     plan_name: str = ""
     """Of the plan file that it comes from; none where it comes from flags."""
 

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from scaling.cli import options
 from strategies.cluster import CPU_NAME
 from strategies.detect import AUTO
+from strategies.emit.commands import LauncherName
 from strategies.errors import PlanError
 from strategies.estimate import Level
 from strategies.job import Job, LossImplementation, OptimizerName, Precision
@@ -78,8 +79,8 @@ def run(
         str, typer.Option(help="Where weights rest: none, cpu.", metavar="PLACES")
     ] = OffloadDevice.NONE.value,
     launcher: Annotated[
-        str, typer.Option(help="Out of torchrun, deepspeed, accelerate.", metavar="NAMES")
-    ] = "torchrun",
+        str, typer.Option(help=f"Out of {', '.join(LauncherName)} (one rank).", metavar="NAMES")
+    ] = LauncherName.TORCHRUN.value,
     gpus: Annotated[
         int | None, typer.Option(min=1, help="Ranks; default: the GPUs here, or 2 on a CPU.", metavar="N")
     ] = None,
@@ -219,7 +220,6 @@ def _planned(flags: dict[str, Any]) -> tuple[list[Planned], Running]:
     """Return the cells that the flags describe, and how they are run."""
     from scaling.bench.axes import words_of
     from scaling.bench.matrix import cells_of_plans, planned_cells
-    from scaling.bench.result import Launcher
     from scaling.plan_file import read_plan
 
     model, plans, too_large = flags["model"], flags["plan"] or [], flags["run_too_large"]
@@ -228,7 +228,7 @@ def _planned(flags: dict[str, Any]) -> tuple[list[Planned], Running]:
     if model is None:
         decisions = [(str(path), read_plan(path.expanduser())) for path in plans]
         running = _running(flags, decisions[0][1].cluster)
-        launchers = words_of(Launcher, flags["launcher"], flag="--launcher")
+        launchers = words_of(LauncherName, flags["launcher"], flag="--launcher")
         return list(cells_of_plans(decisions, launchers, running, runs_too_large=too_large)), running
     question, axes = _question(flags), _axes(flags)
     running = _running(flags, question.cluster)
@@ -255,7 +255,6 @@ def _question(flags: dict[str, Any]) -> Question:
 
 def _axes(flags: dict[str, Any]) -> Axes:
     from scaling.bench.axes import Axes, numbers_of, strategies_here, words_of
-    from scaling.bench.result import Launcher
     from strategies.plan import StrategyName
 
     def words(kind: Any, name: str) -> Any:
@@ -272,7 +271,7 @@ def _axes(flags: dict[str, Any]) -> Axes:
         gradient_accumulation_steps=numbers("gradient_accumulation_steps"),
         offload_optimizer=words(OffloadDevice, "offload_optimizer"),
         offload_param=words(OffloadDevice, "offload_param"),
-        launchers=words(Launcher, "launcher"),
+        launchers=words(LauncherName, "launcher"),
     )
 
 

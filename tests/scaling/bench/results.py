@@ -8,8 +8,9 @@ from dataclasses import replace
 from scaling.bench.axes import Axes
 from scaling.bench.cells import Running
 from scaling.bench.matrix import Planned, planned_cells
-from scaling.bench.result import VERSION, Bench, CellResult, Environment, Launcher, Outcome, Run
+from scaling.bench.result import VERSION, Bench, CellResult, Environment, Outcome, Run
 from scaling.levels import Question
+from strategies.emit.commands import LauncherName
 from strategies.job import Job, Precision
 from strategies.load_model import load_model_spec
 from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
@@ -37,7 +38,7 @@ def axes(
         gradient_accumulation_steps=(1,),
         offload_optimizer=tuple(offload_optimizer),
         offload_param=(OffloadDevice.NONE,),
-        launchers=(Launcher.TORCHRUN,),
+        launchers=(LauncherName.TORCHRUN,),
     )
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from scaling.bench.axes import numbers_of, words_of
 from scaling.bench.matrix import cells_of_plans, planned_cells
-from scaling.bench.result import Launcher
 from scaling.plan_file import read_plan
 from strategies.cluster import Cluster
+from strategies.emit.commands import LauncherName
 from strategies.errors import PlanError
 from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
 from strategies.units import MIB
@@ -61,7 +61,7 @@ def test_the_key_is_of_what_is_trained_and_not_of_the_machine() -> None:
 
 def test_plan_files_are_cells_too(tmp_path: Path) -> None:
     decision = read_plan(plan_tiny(tmp_path, "fsdp2", world_size=2))
-    torchrun, deepspeed = cells_of_plans([("mine", decision)], (Launcher.TORCHRUN, Launcher.DEEPSPEED), RUNNING)
+    torchrun, deepspeed = cells_of_plans([("mine", decision)], (LauncherName.TORCHRUN, LauncherName.DEEPSPEED), RUNNING)
     assert (torchrun.cell.choice.plan_name, torchrun.cell.choice.strategy) == ("mine", StrategyName.FSDP2)
     assert torchrun.cell.key != deepspeed.cell.key
     assert torchrun.cell.tokens_per_step == decision.job.tokens_per_step
