@@ -19,7 +19,8 @@ def doctor(
         Path | None, typer.Option(help="Folder on NVMe for offloaded states: looked at and timed.", metavar="DIR")
     ] = None,
     master_port: Annotated[
-        int | None, typer.Option(help="Where ranks would meet; default: MASTER_PORT, else 29500.", metavar="N")
+        int | None,
+        typer.Option(min=1, max=65535, help="Where ranks would meet; default: MASTER_PORT, else 29500.", metavar="N"),
     ] = None,
     json: options.AsJson = False,
 ) -> None:

@@ -17,6 +17,11 @@ PIN_BACKEND = "DS_PIN_MEMORY_BACKEND"
 """``native``: DeepSpeed 0.19.8 locks what it pins by ``mlock``, by an operator it compiles (utils/pin_memory.py)."""
 
 
+def pins_itself(environ: Mapping[str, str]) -> bool:
+    """Return whether DeepSpeed pins by its own operator, and not by CUDA."""
+    return environ.get(PIN_BACKEND, "").strip().lower() == "native"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
     """What a plan takes of each of its machines."""
@@ -96,8 +101,7 @@ class Needs:
         host = self.decision.estimate.host
         if host is None or not self.runs_deepspeed:
             return 0
-        pins_itself = environ.get(PIN_BACKEND, "") == "native"
-        return max(host.locked_bytes, host.steady.pinned // self.ranks if pins_itself else 0)
+        return max(host.locked_bytes, host.steady.pinned // self.ranks if pins_itself(environ) else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from scaling.doctor import visible
 from scaling.doctor.asked import Asked, Needs
 from scaling.doctor.commands import Ask, ask
+from scaling.doctor.cores import Cores, read_cores
 from scaling.doctor.findings import Area, Examined, Finding, error, error_if, examined, note, warning
 from scaling.doctor.nvidia import Driver, NvidiaGpu, is_device_present, read_driver
 from scaling.doctor.plan_devices import plan_findings
@@ -30,7 +30,7 @@ class DeviceFacts:
     build: TorchBuild
     sees: TorchSees | None
     """None where torch was not asked: its import takes seconds."""
-    cores: int
+    cores: Cores
 
 
 def examine(asked: Asked) -> Examined:
@@ -39,7 +39,7 @@ def examine(asked: Asked) -> Examined:
     return examined(
         Area.DEVICES,
         findings(facts, asked),
-        cpu_cores=facts.cores,
+        cpu_cores=facts.cores.usable,
         gpus=", ".join(_counted([each.name for each in driver.gpus])) or "none",
         gpu_memory_bytes=min((each.memory_bytes for each in driver.gpus), default=None),
         driver=driver.version or None,
@@ -60,7 +60,7 @@ def read(asked: Asked, ask: Ask) -> DeviceFacts:
         is_present=is_device_present(),
         build=build,
         sees=ask_torch(ask) if build.version and (must_meet or (has_gpus and build.for_gpus)) else None,
-        cores=len(os.sched_getaffinity(0)),
+        cores=read_cores(),
     )
 
 
@@ -75,8 +75,14 @@ def findings(facts: DeviceFacts, asked: Asked) -> Iterator[Finding]:
     for gpu in facts.driver.gpus if facts.driver else ():
         yield from _gpu(gpu, on_gpus=on_gpus)
     yield from visible.findings(asked.environ, facts.driver, plan)
+    if facts.cores.usable < facts.cores.bound and "OMP_NUM_THREADS" not in asked.environ:
+        yield warning(
+            f"this container gets the time of {facts.cores.share:.2g} cores, and programs see {facts.cores.bound} and "
+            f"start as many threads",
+            f"export OMP_NUM_THREADS={max(1, facts.cores.usable // (plan.ranks if plan else 1))}",
+        )
     if plan is not None:
-        yield from plan_findings(facts.driver, facts.sees, facts.build, plan, cores=facts.cores)
+        yield from plan_findings(facts.driver, facts.sees, facts.build, plan, cores=facts.cores.usable)
 
 
 def _driver(facts: DeviceFacts, *, on_gpus: bool) -> Iterator[Finding]:
@@ -108,7 +114,8 @@ def _torch(facts: DeviceFacts, plan: Needs | None) -> Iterator[Finding]:
             f"torch {build.version} is built for the CPU only, and an NVIDIA device is here",
             f"pip uninstall -y torch, then install the build for CUDA{newest} (pytorch.org, Get Started)",
         )
-    if driver and build.cuda and _major(build.cuda) > _major(driver.cuda_version or build.cuda):
+    works = facts.sees is not None and bool(facts.sees.devices)  # NVIDIA's compatibility packages bridge versions
+    if driver and build.cuda and not works and _major(build.cuda) > _major(driver.cuda_version or build.cuda):
         yield error_if(
             on_gpus,
             f"torch {build.version} is built for CUDA {build.cuda}, but driver {driver.version} runs CUDA "
@@ -130,7 +137,7 @@ def _torch(facts: DeviceFacts, plan: Needs | None) -> Iterator[Finding]:
 
 
 def _architectures(facts: DeviceFacts, *, on_gpus: bool) -> Iterator[Finding]:
-    if facts.sees is None:
+    if facts.sees is None or facts.build.cuda is None:  # names of AMD's do not tell by themselves
         return
     for device in dict.fromkeys(facts.sees.devices):
         if not runs_on(facts.sees.architectures, device.capability):

@@ -9,7 +9,7 @@ from pathlib import Path
 from scaling.data.cache import default_cache_dir
 from scaling.doctor.asked import Asked, Needs
 from scaling.doctor.findings import Area, Examined, Finding, error, error_if, examined, warning
-from scaling.doctor.space import Space, existing, read_space, why_not_writable
+from scaling.doctor.space import NO_SPACE, Space, existing, read_space, why_not_writable
 from strategies.hub_config import hub_cache
 from strategies.units import MIB, format_bytes
 
@@ -29,8 +29,13 @@ class Folder:
     """None where it cannot be told."""
     problem: str
     """Why nothing can be written; empty where it can."""
-    fix: str
+    elsewhere: str
     """How to have another folder taken."""
+
+    @property
+    def fix(self) -> str:
+        """What to do where there is too little room."""
+        return f"free space, or {self.elsewhere}"
 
 
 Look = Callable[[Path], tuple[Space | None, str]]
@@ -52,17 +57,17 @@ def examine(asked: Asked) -> Examined:
 def read(asked: Asked, look: Look) -> tuple[Folder, ...]:
     """Return the places that a run writes to: the run's folder first."""
     found = []
-    for what, path, fix in _places(asked.out, asked.environ):
+    for what, path, elsewhere in _places(asked.out, asked.environ):
         space, problem = look(path)
-        found.append(Folder(what=what, path=path, space=space, problem=problem, fix=fix))
+        found.append(Folder(what=what, path=path, space=space, problem=problem, elsewhere=elsewhere))
     return tuple(found)
 
 
 def _places(out: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, Path, str]]:
-    yield "run folder", out, "free space, or train with --out on another disk"
-    yield "temporary files", _temporary(environ), "free space, or set TMPDIR to a folder on another disk"
-    yield "models of the hub", hub_cache(environ), "free space, or set HF_HOME to a folder on another disk"
-    yield "token stores", default_cache_dir(), "free space (it may be deleted), or train with --cache-dir"
+    yield "run folder", out, "train with --out on another disk"
+    yield "temporary files", _temporary(environ), "set TMPDIR to a folder on another disk"
+    yield "models of the hub", hub_cache(environ), "set HF_HOME to a folder on another disk"
+    yield "token stores", default_cache_dir(), "train with --cache-dir on another disk"
 
 
 def _temporary(environ: Mapping[str, str]) -> Path:
@@ -80,7 +85,8 @@ def findings(folders: tuple[Folder, ...], plan: Needs | None) -> Iterator[Findin
         if folder.space and not folder.space.has_free_files:
             yield error_if(is_run, f"{where}: no file can be made, all of the disk's are in use (df -i)", folder.fix)
         elif folder.problem:
-            yield error_if(is_run, f"{where}: cannot be written{told}: {folder.problem}", folder.fix)
+            fix = folder.fix if folder.problem in NO_SPACE else f"chown or chmod it, or {folder.elsewhere}"
+            yield error_if(is_run, f"{where}: cannot be written{told}: {folder.problem}", fix)
         elif free is not None and free < LITTLE_BYTES:
             yield error_if(is_run, f"{where}: the disk is full, {format_bytes(free)} are free", folder.fix)
         elif is_run and plan is not None and free is not None:

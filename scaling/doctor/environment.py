@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from scaling.check_plan import check_accelerate
 from scaling.doctor import allocator_config, collective_variables
 from scaling.doctor.asked import Asked, Needs
+from scaling.doctor.cores import read_cores
 from scaling.doctor.findings import Area, Examined, Finding, error, error_if, examined, note, warning
 from scaling.errors import LaunchError
 from scaling.launch_env import REQUIRED, read_launch_environment
@@ -25,7 +25,7 @@ SHOWN = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT"
 
 def examine(asked: Asked) -> Examined:
     shown = ", ".join(f"{name}={asked.environ[name]}" for name in SHOWN if name in asked.environ)
-    found = findings(asked.environ, asked.plan, cores=len(os.sched_getaffinity(0)))
+    found = findings(asked.environ, asked.plan, cores=read_cores().usable)
     return examined(Area.ENVIRONMENT, found, system=platform.platform(), variables=shown or None)
 
 
@@ -49,7 +49,7 @@ def _launched(environ: Mapping[str, str], plan: Needs | None) -> Iterator[Findin
     try:
         launch = read_launch_environment(environ)
     except LaunchError as problem:
-        yield error_if(one_process, str(problem), fix)
+        yield error_if(one_process, str(problem).partition("; ")[0], fix)
         return
     if launch.is_launched:
         yield error_if(
@@ -90,8 +90,8 @@ def _accelerate(environ: Mapping[str, str], plan: Needs | None) -> Iterator[Find
             yield error(str(problem), f"unset {' '.join(left)}")
     elif left:
         yield warning(
-            f"{', '.join(left[:4])}{' and more' if len(left) > 4 else ''} are set here: programs that use accelerate "
-            f"follow them also where their own arguments say nothing",
+            f"set here: {', '.join(left[:4])}{' and more' if len(left) > 4 else ''}; accelerate follows it where a "
+            f"program's own arguments say nothing",
             f"unset {' '.join(left)}",
         )
     default = _default_accelerate_config(environ)

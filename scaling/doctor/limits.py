@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scaling.doctor.asked import Asked, Needs
-from scaling.doctor.findings import Area, Examined, Finding, error, error_if, examined, warning
+from scaling.doctor.findings import Area, Examined, Finding, error, error_if, examined, note, warning
 from strategies.detect import locked_memory_bytes
 from strategies.units import MIB, format_bytes
 
@@ -28,6 +28,9 @@ class Limits:
     """None: no limit."""
 
     locked_bytes: int | None
+    """``ulimit -l``."""
+    ignores_locked: bool
+    """Whether that does not bind this process (CAP_IPC_LOCK), as root's in most containers."""
     open_files: int | None
     most_open_files: int | None
     """What ``ulimit -n`` may be raised to."""
@@ -48,8 +51,10 @@ def examine(asked: Asked) -> Examined:
 
 def read() -> Limits:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    locked = _or_none(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
     return Limits(
-        locked_bytes=locked_memory_bytes(),
+        locked_bytes=locked,
+        ignores_locked=locked is not None and locked_memory_bytes() is None,
         open_files=_or_none(soft),
         most_open_files=_or_none(hard),
         file_bytes=_or_none(resource.getrlimit(resource.RLIMIT_FSIZE)[0]),
@@ -93,7 +98,10 @@ def _locked(facts: Limits, plan: Needs | None, environ: Mapping[str, str]) -> It
     if limit is None:
         return
     told = f"ulimit -l is {format_bytes(limit)} (locked memory of a process)"
-    if needed > limit:
+    if facts.ignores_locked:
+        if needed > limit or (plan is None and limit < KERNEL_LOCKED_BYTES):
+            yield note(f"{told}; it does not bind here, by CAP_IPC_LOCK", f"for ranks of users without it, {LOCK_FIX}")
+    elif needed > limit:
         yield error(f"{told}, and a rank of the plan locks {format_bytes(needed)}", LOCK_FIX)
     elif facts.has_infiniband and (plan is None or plan.on_gpus):
         yield warning(f"{told}, and InfiniBand, which is here, locks all buffers that it sends from", LOCK_FIX)

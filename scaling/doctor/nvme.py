@@ -12,7 +12,7 @@ from pathlib import Path
 
 from scaling.doctor.asked import Asked, Needs
 from scaling.doctor.findings import Area, Examined, Finding, error, error_if, examined, note, warning
-from scaling.doctor.space import Space, read_space, why_not_writable
+from scaling.doctor.space import NO_SPACE, Space, read_space, why_not_writable
 from strategies.units import MIB, format_bytes, format_seconds
 
 BLOCK_BYTES = MIB
@@ -42,10 +42,9 @@ class NvmeFacts:
     """One folder."""
 
     path: Path
-    is_folder: bool
     space: Space | None = None
     problem: str = ""
-    """Why nothing can be written there."""
+    """Why nothing can be written there, or what it is instead of a folder."""
     file_system: str = ""
     speed: Speed | None = None
 
@@ -68,11 +67,10 @@ def examine(asked: Asked) -> Examined:
 def read(path: Path) -> NvmeFacts:
     """Return the state of ``path``; writes and reads a few MiB where it can."""
     if not path.is_dir():
-        return NvmeFacts(path=path, is_folder=False, problem="it is a file" if path.exists() else "it does not exist")
+        return NvmeFacts(path=path, problem="it is a file" if path.exists() else "it does not exist")
     problem = why_not_writable(path)
     return NvmeFacts(
         path=path,
-        is_folder=True,
         space=read_space(path),
         problem=problem,
         file_system=file_system_of(path),
@@ -135,11 +133,9 @@ def findings(facts: NvmeFacts | None, plan: Needs | None) -> Iterator[Finding]:
         if plan is not None and plan.uses_nvme:
             yield warning("the plan rests states on NVMe, and no folder was named to look at", "--nvme-path DIR")
         return
-    if not facts.is_folder or facts.problem:
-        yield error(
-            f"--nvme-path {facts.path}: {facts.problem or 'it is no folder'}",
-            f"mkdir -p {facts.path}, on a disk that you may write to; or name another folder",
-        )
+    if facts.problem:
+        make = "free space" if facts.problem in NO_SPACE else f"mkdir -p {facts.path}, where you may write"
+        yield error(f"--nvme-path {facts.path}: {facts.problem}", f"{make}, or name another folder")
         return
     yield from _space(facts, plan)
     if facts.file_system in NOT_A_DISK:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from scaling.doctor.asked import PIN_BACKEND, Asked, Needs
+from scaling.doctor.asked import Asked, Needs, pins_itself
 from scaling.doctor.commands import Ask, ask
 from scaling.doctor.findings import Area, Examined, Finding, error, error_if, examined, note, warning
 from scaling.doctor.toolchain import (
@@ -53,7 +53,7 @@ def examine(asked: Asked) -> Examined:
         ninja=facts.toolchain.ninja_path,
         nvcc=facts.toolchain.nvcc_version,
         libaio="installed" if facts.toolchain.has_libaio else None,
-        operators=states,
+        deepspeed=states,
     )
 
 
@@ -76,8 +76,9 @@ def needed(plan: Needs | None, environ: Mapping[str, str]) -> tuple[str, ...]:
     """
     if plan is None or not plan.runs_deepspeed:
         return ()
-    names = (PIN_MEMORY,) if environ.get(PIN_BACKEND, "").strip().lower() == "native" else ()
-    return (ASYNC_IO, PIN_MEMORY) if plan.uses_nvme else names
+    if plan.uses_nvme:
+        return (ASYNC_IO, PIN_MEMORY)
+    return (PIN_MEMORY,) if pins_itself(environ) else ()
 
 
 def findings(facts: OperatorFacts, plan: Needs | None, environ: Mapping[str, str]) -> Iterator[Finding]:

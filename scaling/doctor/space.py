@@ -28,6 +28,8 @@ class FileSystem(Protocol):
 
 StatFile = Callable[[Path], FileSystem]
 TRIAL_BYTES = 2**20
+NO_SPACE = tuple(os.strerror(each) for each in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+"""What the operating system says where others, or a limit, have left no room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scaling.doctor import devices, nvidia
+from scaling.doctor import cores, devices, nvidia
 from scaling.doctor.asked import Needs
 from scaling.doctor.commands import Answer, ask
 from scaling.doctor.findings import Finding
@@ -74,6 +74,16 @@ def test_a_driver_that_is_too_old_for_torch() -> None:
     finding = told(found(Machine(smi=old, torch=torch_sees()), gpu_plan(gpus=1)), "driver 535.104.05 runs CUDA 12.2")
     assert finding.severity is Severity.ERROR
     assert "update the driver" in finding.fix
+    assert found(Machine(smi=old, torch=torch_sees(H100)), gpu_plan(gpus=1, gpu="H100-80GB-SXM")) == []  # it works
+
+
+def test_a_gpu_of_amd_is_told_of_by_torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "read_build", lambda _: TorchBuild(version="2.13.0", hip="7.1"))
+    monkeypatch.setattr(devices, "is_device_present", lambda: False)
+    sees = '{"devices": [{"name": "AMD Instinct MI300X", "memory_bytes": 206141652992, "capability": [9, 4]}], '
+    machine = Machine(torch=Answer(status=0, out=sees + '"architectures": ["gfx942"], "backends": ["gloo", "nccl"]}'))
+    assert found(machine) == []
+    assert [each.severity for each in found(machine, gpu_plan(gpus=1))] == [Severity.NOTE]  # another name
 
 
 def test_too_few_devices_and_hidden_ones() -> None:
@@ -136,7 +146,26 @@ def test_several_nodes_and_cpu_ranks_without_cores() -> None:
     assert "on every node" in told(found(EIGHT, gpu_plan(gpus=16)), "the plan is for 2 nodes").fix
     many = cpu_plan("ddp", ranks=64)
     facts = devices.read(asked(many), Machine(torch=torch_sees(backends=["gloo"])))
-    assert told(devices.findings(facts, asked(many)), f"64 CPU ranks on {facts.cores} cores")
+    assert told(devices.findings(facts, asked(many)), f"64 CPU ranks on {facts.cores.usable} cores")
+
+
+def test_a_container_with_less_time_than_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "SHARES", tmp_path)
+    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: range(64))
+    assert cores.read_cores() == cores.Cores(bound=64, share=None)
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert cores.read_cores().usable == 64
+    (tmp_path / "cpu.max").write_text("450000 100000\n")
+    assert (cores.read_cores().share, cores.read_cores().usable) == (4.5, 5)
+    finding = told(found(EIGHT), "the time of 4.5 cores, and programs see 64")
+    assert finding.fix == "export OMP_NUM_THREADS=5"
+    assert found(EIGHT, OMP_NUM_THREADS="1") == []
+    (tmp_path / "cpu.max").unlink()
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    for quota, share in (("-1", None), ("200000", 2.0)):
+        (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(quota)
+        assert cores.read_cores().share == share
 
 
 @pytest.mark.parametrize(

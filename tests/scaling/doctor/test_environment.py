@@ -44,7 +44,7 @@ def test_slurm_beside_the_plan() -> None:
 
 
 def test_settings_of_accelerate_that_are_left(tmp_path_factory: pytest.TempPathFactory) -> None:
-    finding = told(found(ACCELERATE_USE_FSDP="true", ACCELERATE_MIXED_PRECISION="fp16"), "are set here")
+    finding = told(found(ACCELERATE_USE_FSDP="true", ACCELERATE_MIXED_PRECISION="fp16"), "set here: ACCELERATE")
     assert finding.fix == "unset ACCELERATE_MIXED_PRECISION ACCELERATE_USE_FSDP"
     stops = told(found(gpu_plan("zero3"), ACCELERATE_MIXED_PRECISION="fp16"), "mixed_precision=fp16")
     assert stops.severity is Severity.ERROR

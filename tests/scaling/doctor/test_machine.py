@@ -105,7 +105,12 @@ def test_files_that_ended_programs_left_in_shared_memory(tmp_path: Path, monkeyp
 
 def some_limits(**changed: object) -> limits.Limits:
     roomy = limits.Limits(
-        locked_bytes=None, open_files=2**16, most_open_files=2**20, file_bytes=None, address_bytes=None
+        locked_bytes=None,
+        ignores_locked=False,
+        open_files=2**16,
+        most_open_files=2**20,
+        file_bytes=None,
+        address_bytes=None,
     )
     return replace(roomy, **changed)  # type: ignore[arg-type]
 
@@ -120,6 +125,9 @@ def test_locked_memory_counts_for_plans_that_lock_some() -> None:
     native = told(limits.findings(little, offloaded, {PIN_BACKEND: "native"}), "a rank of the plan locks")
     assert "ulimit -l unlimited" in native.fix
     assert list(limits.findings(some_limits(locked_bytes=8 * MIB), None, {})) == []  # the kernel's own
+    root = some_limits(locked_bytes=64 * KIB, ignores_locked=True)
+    for plan in (None, nvme_plan):
+        assert told(limits.findings(root, plan, {}), "does not bind here, by CAP_IPC_LOCK").severity is Severity.NOTE
     fabric = some_limits(locked_bytes=8 * MIB, has_infiniband=True)
     assert "InfiniBand" in told(limits.findings(fabric, gpu_plan(), {}), "ulimit -l").message
 
@@ -192,7 +200,7 @@ def test_nvme_folder_that_is_lost_full_slow_or_in_ram(tmp_path: Path) -> None:
     assert told(nvme.findings(None, plan), "no folder was named").fix == "--nvme-path DIR"
     assert list(nvme.findings(None, cpu_plan())) == []
     fast = nvme.Speed(write_bytes_per_s=3e9, read_bytes_per_s=6e9, is_direct=True)
-    good = nvme.NvmeFacts(path=tmp_path, is_folder=True, space=ROOMY, file_system="ext4", speed=fast)
+    good = nvme.NvmeFacts(path=tmp_path, space=ROOMY, file_system="ext4", speed=fast)
     assert list(nvme.findings(good, plan)) == []
     small = replace(good, space=replace(ROOMY, free_bytes=plan.nvme_bytes - 1))
     assert told(nvme.findings(small, plan), "are free, and the plan rests").severity is Severity.ERROR
