@@ -60,7 +60,7 @@ def _headlines(decision: Decision) -> Iterator[str]:
     )
     if estimate.interval is not None:
         low, high = format_bytes(estimate.interval.low_bytes), format_bytes(estimate.interval.high_bytes)
-        yield f" 90 % interval of the measured peak: {low} to {high}."
+        yield f" 90 % interval of the measured peak, from {escape(estimate.interval.source)}: {low} to {high}."
     if time is not None:
         rate = job.tokens_per_step / time.total_s
         yield f" A step takes {format_seconds(time.total_s, digits=3)}: {rate:,.0f} tokens/s, MFU {time.mfu:.1%}."

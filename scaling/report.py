@@ -21,6 +21,7 @@ from strategies.job import Job
 from strategies.learning.step_correction import known_step_time
 from strategies.model_spec import ModelSpec
 from strategies.planner.safety import DEFAULT_SAFETY, needed_bytes, shortage
+from strategies.time.correction import StepCorrection
 from strategies.time.step_time import StepTime, time_source
 from strategies.units import GIB, MIB, format_bytes, format_seconds
 
@@ -74,6 +75,20 @@ def time_lines(time: StepTime | None, *, cluster: Cluster, job: Job) -> Iterator
         f"most of it {largest_seconds(time)}"
     )
     yield f"  rates: {time_source(cluster)}"
+    if time.correction is not None:
+        yield f"  {correction_line(time, time.correction)}"
+
+
+def correction_line(time: StepTime, correction: StepCorrection) -> str:
+    """Return what the user's own runs did to a predicted step time."""
+    before = format_seconds(time.total_s / correction.factor, digits=3)
+    line = f"times {correction.factor:.3f} from {correction.source}: {before} before"
+    if correction.measured is None:
+        return line
+    low, high = (
+        format_seconds(time.total_s * end, digits=3) for end in (correction.measured.low, correction.measured.high)
+    )
+    return f"{line}; nine in ten take {low} to {high}"
 
 
 def verdict(estimate: Estimate, *, cluster: Cluster, safety: float) -> str:
@@ -116,7 +131,7 @@ def headlines(estimate: Estimate, *, cluster: Cluster, safety: float) -> Iterato
         )
     if estimate.interval is not None:
         low, high = format_bytes(estimate.interval.low_bytes), format_bytes(estimate.interval.high_bytes)
-        yield f"  90 % interval of the measured peak, from recorded errors: {low} to {high}"
+        yield f"  90 % interval of the measured peak, from {estimate.interval.source}: {low} to {high}"
     if estimate.host is not None and estimate.context_bytes:
         yield f"Host memory per node: {format_bytes(estimate.host.peak.total_bytes)} at its highest moment"
 

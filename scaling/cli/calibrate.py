@@ -1,4 +1,4 @@
-"""``scaling calibrate``: measure this machine, so that later plans know its times."""
+"""``scaling calibrate``: measure this machine, or learn from the runs on record, so that later plans know more."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from scaling.cli import options
+from strategies.errors import CalibrationError
 
 
 def calibrate(
@@ -15,9 +16,21 @@ def calibrate(
     out: Annotated[
         Path | None, typer.Option(help="Write this file instead of the one in your data folder, which plans use.")
     ] = None,
+    from_records: Annotated[
+        bool, typer.Option("--from-records", help="Measure nothing: learn from your runs, predicted beside measured.")
+    ] = False,
     json: options.AsJson = False,
 ) -> None:
     """Measure this machine in under a minute: products, memory, collectives, engines, optimizer, disk."""
+    if not from_records:
+        _measure(ranks, out, json=json)
+        return
+    if ranks is not None:
+        raise CalibrationError(f"--from-records measures nothing, so that --ranks {ranks} has no effect; leave it out")
+    _learn(out, json=json)
+
+
+def _measure(ranks: int | None, out: Path | None, *, json: bool) -> None:
     from rich.console import Console
 
     from scaling.calibrate import calibrate, default_ranks
@@ -36,3 +49,32 @@ def calibrate(
         typer.echo(to_json(calibration), nl=False)
         return
     print_calibration(calibration, path=path, is_used=out is None, console=Console())
+
+
+def _learn(out: Path | None, *, json: bool) -> None:
+    from rich.console import Console
+
+    from scaling.learned_report import print_lessons
+    from strategies.learning.fit import learn, require_enough
+    from strategies.learning.learned import learned_path, write_learned
+    from strategies.learning.lessons import Lessons, lessons_of
+    from strategies.learning.run_store import read_runs, required_path
+    from strategies.serialize import to_json
+
+    records = required_path()
+    runs = read_runs(records)
+    found, left_out = learn(runs)
+    require_enough(found, num_runs=len(runs), left_out=left_out, where=records)
+    path = out.expanduser() if out else learned_path()
+    write_learned(found, path)
+    lessons = Lessons(
+        file=str(path),
+        records=str(records),
+        num_runs=len(runs),
+        left_out=left_out,
+        lessons=tuple(lessons_of(found)),
+    )
+    if json:
+        typer.echo(to_json(lessons), nl=False)
+        return
+    print_lessons(lessons, is_used=out is None, console=Console())

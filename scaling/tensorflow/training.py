@@ -32,11 +32,13 @@ from scaling.tensorflow.weights import load_hugging_face, save_hugging_face
 from scaling.train_config import DryRun, NonFinite, OnSaveFailure, TaskName, TrainConfig
 from scaling.training_data import TrainingData, open_training_data
 from scaling.watching.loggers import check_loggers
+from scaling.watching.run_records import record_training
 from scaling.watching.summary import Summary, summarise
 from scaling.watching.utilisation import Utilisation, utilisation_of
 from strategies.cluster import Cluster
 from strategies.decision import Decision
 from strategies.emit.commands import TENSORFLOW_MODULE
+from strategies.learning.run_record import RunRecord, record_of
 from strategies.load_model import ResolvedModel, model_spec, resolve_model
 from strategies.mirrored_limits import require_possible_plan
 from strategies.plan import Framework
@@ -70,6 +72,8 @@ class Prepared:
     weights: InitialWeights
     data: TrainingData
     utilisation: Utilisation | None
+    record: RunRecord
+    """What was predicted, before anything runs."""
 
 
 def prepare(config: TrainConfig) -> Prepared:
@@ -104,6 +108,7 @@ def prepare(config: TrainConfig) -> Prepared:
         weights=choose_weights(resolved, init=config.init),
         data=open_training_data(config, decision, model_config=model_config, show_progress=True),
         utilisation=utilisation_of(decision, spec),
+        record=record_of(decision, spec, source="scaling.tensorflow.train", resumed=continues(config)),
     )
 
 
@@ -191,6 +196,7 @@ def run(prepared: Prepared, config: TrainConfig, *, status: RunStatus) -> Summar
             utilisation=prepared.utilisation,
         )
         _write(config, SUMMARY_FILE, to_json(summary))
+        record_training(prepared.record, summary)
     return summary
 
 

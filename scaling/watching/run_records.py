@@ -22,7 +22,9 @@ def record_training(record: RunRecord, summary: Summary) -> None:
 def _with_peaks(record: RunRecord, summary: Summary) -> RunRecord:
     """Return the record with the run's peaks, where the phase that is said to peak was metered in its steady state."""
     phases = {each.phase for each in summary.measured.phases} if summary.measured else set()
-    if summary.metered_steps < STEADY_STEPS or summary.predicted.peak.phase not in phases:
+    num_counted_steps = summary.metered_steps or summary.steps  # of CUDA's and TensorFlow's allocators all of them
+    is_comparable = summary.measured is None or summary.predicted.peak.phase in phases
+    if num_counted_steps < STEADY_STEPS or not is_comparable:
         return record
     return replace(
         record,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TypeVar
 
 from strategies.conformal import FEWEST_RECORDS
@@ -85,7 +86,8 @@ def _newest(records: Iterable[RunRecord]) -> list[RunRecord]:
 
 
 def _time_key(record: RunRecord) -> tuple[str, ...]:
-    return record.device, record.machine, record.calibration, record.strategy, record.activation_checkpointing
+    made_on = (record.device, record.machine, record.calibration)
+    return *made_on, record.model, record.strategy, record.activation_checkpointing
 
 
 def _peak_errors(records: Sequence[RunRecord]) -> PeakErrors:
@@ -108,6 +110,7 @@ def _time_errors(records: Sequence[RunRecord]) -> TimeErrors:
         device=first.device,
         machine=first.machine,
         calibration=first.calibration,
+        model=first.model,
         strategy=first.strategy,
         activation_checkpointing=first.activation_checkpointing,
         num_runs=len(records),
@@ -116,7 +119,7 @@ def _time_errors(records: Sequence[RunRecord]) -> TimeErrors:
     )
 
 
-def require_enough(found: Learned, *, num_runs: int, where: str) -> None:
+def require_enough(found: Learned, *, num_runs: int, left_out: LeftOut, where: Path) -> None:
     """Refuse runs that change nothing.
 
     Raises:
@@ -124,17 +127,17 @@ def require_enough(found: Learned, *, num_runs: int, where: str) -> None:
     """
     by_strategy: dict[str, int] = {}
     for peak in found.peaks:
-        by_strategy[peak.kind.broad_name] = by_strategy.get(peak.kind.broad_name, 0) + len(peak.allocated)
+        by_strategy[peak.kind.strategy_name] = by_strategy.get(peak.kind.strategy_name, 0) + len(peak.allocated)
     by_device: dict[str, int] = {}
     for time in found.times:
         by_device[time.device] = by_device.get(time.device, 0) + len(time.ratios)
     if max(by_strategy.values(), default=0) >= FEWEST_RECORDS or max(by_device.values(), default=0) >= FEWEST_SETUPS:
         return
     raise CalibrationError(
-        f"too few runs to learn from: {where} has {num_runs}. Intervals of peak memory need {FEWEST_RECORDS} different "
-        f"setups of one strategy ({_counted(by_strategy)}), step times {FEWEST_SETUPS} on one device "
-        f"({_counted(by_device)}); train, or run `scaling bench` or `scaling measure`, with other models, lengths or "
-        f"micro batches"
+        f"too few runs to learn from: {where} has {num_runs}, {left_out.of_other_versions} of them of other versions. "
+        f"Intervals of peak memory need {FEWEST_RECORDS} different setups of one strategy ({_counted(by_strategy)}), "
+        f"step times {FEWEST_SETUPS} on one device ({_counted(by_device)}); train, or run `scaling bench` or `scaling "
+        f"measure`, with other lengths, micro batches or models"
     )
 
 

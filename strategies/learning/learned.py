@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakErrors:
-    """How peaks of one kind of run came out: measured / predicted, the newest run of each setup, ascending."""
+    """How peaks of one kind of run came out: measured / predicted of the newest run of each setup, ascending."""
 
     kind: RunKind
     num_runs: int
@@ -42,7 +42,7 @@ class PeakErrors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeErrors:
-    """How step times of one kind of run on one device came out: measured / predicted, the newest of each setup."""
+    """How step times of one kind of run on one device came out: measured / predicted of the newest of each setup."""
 
     device: str
     """A GPU's name; ``cpu``."""
@@ -50,6 +50,8 @@ class TimeErrors:
     """Of CPU ranks; empty on a GPU."""
     calibration: str
     """When the rates behind the predictions were measured; empty: a data sheet's. Of no use with others."""
+    model: str
+    """By its shape: see `strategies.learning.run_kind.model_of`."""
     strategy: StrategyName
     activation_checkpointing: ActivationCheckpointing
     num_runs: int

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from strategies.cluster import CPU_NAME
 from strategies.conformal import RatioRange
 from strategies.learning.fit import LeftOut
-from strategies.learning.learned import NOTHING, Learned, PeakErrors
-from strategies.learning.step_correction import correction_from, errors_of
+from strategies.learning.learned import NOTHING, Learned, PeakErrors, TimeErrors
+from strategies.learning.step_correction import FEWEST_SETUPS, correction_from, errors_of
 from strategies.memory.interval import ends
 from strategies.time.calibration import calibration_of, this_machine
+
+T = TypeVar("T")
 
 PEAK, STEP = "peak memory", "step time"
 
@@ -24,6 +27,7 @@ class Lesson:
     about: str
     """Peak memory or step time."""
     kind: str
+    num_models: int
     num_setups: int
     """Different ones: what counts."""
     num_runs: int
@@ -53,28 +57,8 @@ class Lessons:
 
 def lessons_of(known: Learned) -> Iterator[Lesson]:
     """Yield what each kind of run changed; step times as far as they are this machine's, with the rates of today."""
-    yield from (_peak_lesson(each, known) for each in known.peaks)
-    yield from _step_lessons(known)
-
-
-def _peak_lesson(errors: PeakErrors, known: Learned) -> Lesson:
-    before, after = (ends(errors.kind, each, predicted_bytes=errors.largest_bytes) for each in (NOTHING, known))
-    bias = statistics.median(errors.allocated)
-    return Lesson(
-        about=PEAK,
-        kind=errors.kind.name,
-        num_setups=len(errors.allocated),
-        num_runs=errors.num_runs,
-        newest=errors.newest,
-        bias_before=bias,
-        bias_after=bias,
-        before=RatioRange(low=before.low, high=before.high) if before else None,
-        after=RatioRange(low=after.low, high=after.high) if after else None,
-        source=after.source if after else "",
-    )
-
-
-def _step_lessons(known: Learned) -> Iterator[Lesson]:
+    for peaks in _grouped(known.peaks, lambda each: each.kind.name):
+        yield _peak_lesson(peaks, known)
     for device in dict.fromkeys(each.device for each in known.times):
         calibration = calibration_of(device)
         errors = errors_of(
@@ -83,20 +67,64 @@ def _step_lessons(known: Learned) -> Iterator[Lesson]:
             machine=this_machine() if device == CPU_NAME else "",
             calibration=calibration.measured_at if calibration else "",
         )
-        for each in errors:
-            correction = correction_from(
-                errors, strategy=each.strategy, activation_checkpointing=each.activation_checkpointing
-            )
-            bias, factor = statistics.median(each.ratios), correction.factor if correction else 1.0
-            yield Lesson(
-                about=STEP,
-                kind=f"{each.strategy} on {device}, activation checkpointing {each.activation_checkpointing}",
-                num_setups=len(each.ratios),
-                num_runs=each.num_runs,
-                newest=each.newest,
-                bias_before=bias,
-                bias_after=bias / factor,
-                before=None,
-                after=correction.measured if correction else None,
-                source=correction.source if correction else "too few to correct with",
-            )
+        for times in _grouped(errors, lambda each: each.model):
+            yield _step_lesson(times, errors)
+
+
+def _grouped(errors: Iterable[T], key: Callable[[T], str]) -> Iterable[list[T]]:
+    groups: dict[str, list[T]] = {}
+    for each in errors:
+        groups.setdefault(key(each), []).append(each)
+    return groups.values()
+
+
+def _peak_lesson(errors: Sequence[PeakErrors], known: Learned) -> Lesson:
+    """Return what runs of one kind, of several models, say of another like the largest of them."""
+    largest = max(errors, key=lambda each: each.largest_bytes)
+    before, after = (ends(largest.kind, each, predicted_bytes=largest.largest_bytes) for each in (NOTHING, known))
+    ratios = [ratio for each in errors for ratio in each.allocated]
+    bias = statistics.median(ratios)
+    return Lesson(
+        about=PEAK,
+        kind=largest.kind.name,
+        num_models=len(errors),
+        num_setups=len(ratios),
+        num_runs=sum(each.num_runs for each in errors),
+        newest=max(each.newest for each in errors),
+        bias_before=bias,
+        bias_after=bias,
+        before=RatioRange(low=before.low, high=before.high) if before else None,
+        after=RatioRange(low=after.low, high=after.high) if after else None,
+        source=after.source if after else "",
+    )
+
+
+def _step_lesson(errors: Sequence[TimeErrors], of_device: tuple[TimeErrors, ...]) -> Lesson:
+    """Return what the runs of one model on a device say of another like its first."""
+    found = [
+        correction_from(
+            of_device,
+            model=each.model,
+            strategy=each.strategy,
+            activation_checkpointing=each.activation_checkpointing,
+        )
+        for each in errors
+    ]
+    factors = [each.factor if each else 1.0 for each in found]
+    return Lesson(
+        about=STEP,
+        kind=f"{errors[0].model} on {errors[0].device}",
+        num_models=1,
+        num_setups=sum(len(each.ratios) for each in errors),
+        num_runs=sum(each.num_runs for each in errors),
+        newest=max(each.newest for each in errors),
+        bias_before=statistics.median(ratio for each in errors for ratio in each.ratios),
+        bias_after=statistics.median(
+            ratio / factor for each, factor in zip(errors, factors, strict=True) for ratio in each.ratios
+        ),
+        before=None,
+        after=found[0].measured if found[0] else None,
+        source=found[0].source
+        if found[0]
+        else f"too few to correct with: {FEWEST_SETUPS} setups on a device are needed",
+    )

@@ -10,7 +10,7 @@ from strategies.cluster import CPU_NAME, Cluster
 from strategies.decision import Decision
 from strategies.estimate import Level
 from strategies.job import LossImplementation, OptimizerName, Precision
-from strategies.learning.run_kind import RunKind, kind_of
+from strategies.learning.run_kind import RunKind, kind_of, model_name
 from strategies.learning.step_correction import known_step_time
 from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
@@ -84,15 +84,21 @@ class RunRecord:
     @property
     def kind(self) -> RunKind:
         """The kind of run it is."""
-        return kind_of(self, on_cpu=self.device == CPU_NAME)
+        return kind_of(self, on_cpu=self.device == CPU_NAME, model=self.model)
+
+    @property
+    def model(self) -> str:
+        """Which model it was, by its shape."""
+        return model_name(self.family, num_params=self.num_params, num_trained_params=self.num_trained_params)
 
     @property
     def setup(self) -> tuple[object, ...]:
         """What was run: equal for repetitions, which say how much a measurement varies and nothing about others."""
-        model = (self.family, self.num_params, self.num_trained_params, self.num_layers, self.hidden_size)
+        where = (self.device, self.machine, self.ranks)
+        model = (self.num_layers, self.hidden_size)
         job = (self.loss, self.precision, self.optimizer, self.seq_len, self.micro_batch_size)
         plan = (self.kind, self.checkpoint_every, self.offload_optimizer, self.offload_param)
-        return (self.device, self.machine, *model, *job, *plan, self.gradient_accumulation_steps, self.ranks)
+        return (*where, *model, *job, *plan, self.gradient_accumulation_steps)
 
 
 def record_of(decision: Decision, spec: ModelSpec, *, source: str, resumed: bool = False) -> RunRecord:

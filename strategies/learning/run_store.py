@@ -8,7 +8,7 @@ import logging
 import os
 from pathlib import Path
 
-from strategies.errors import ScalingError
+from strategies.errors import CalibrationError, ScalingError
 from strategies.learning.run_record import RunRecord, is_plausible
 from strategies.serialize import from_json, plain
 from strategies.user_data import data_folder
@@ -28,6 +28,18 @@ def runs_path() -> Path | None:
     if named.casefold() == OFF:
         return None
     return Path(named).expanduser() if named else data_folder() / FILE
+
+
+def required_path() -> Path:
+    """Return the file of the user's runs.
+
+    Raises:
+        CalibrationError: recording is turned off.
+    """
+    path = runs_path()
+    if path is None:
+        raise CalibrationError(f"{VARIABLE}={OFF}: no runs are recorded; unset it, or name the file that holds them")
+    return path
 
 
 def append_run(record: RunRecord) -> None:

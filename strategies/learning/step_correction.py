@@ -1,31 +1,35 @@
 """Step times corrected by the user's own runs on the same device.
 
-The correction is the median of measured / predicted, found in three steps from the broad to the special: all runs on
-the device, those of the strategy, those of the strategy with the plan's activation checkpointing. Each moves the
-correction from the one before by n / (n + 5) of what its n setups say, on a logarithmic scale: many decide, few hardly
-count, and a strategy without any run gets what the device as a whole says, so that strategies stay comparable. With
-fewer than five setups of a device nothing is corrected. Repetitions of a setup count once, with the newest.
+How much a prediction is off depends on the model more than on anything else, so the correction is found in four steps:
+from all runs on the device, then those with the plan's activation checkpointing (in both the median of the models'
+medians, where there are three models); then those of the plan's model, and of these the ones of its strategy (the
+median of their setups). Each step moves the correction from the one before by n / (n + 5) of what its n models or
+setups say, on a logarithmic scale: many decide, few hardly count, and a plan that is like none of them gets what the
+broader ones say, so that plans stay comparable. With fewer than five setups of a device nothing is corrected.
+Repetitions of a setup count once, with the newest.
 
 Unlike a predicted peak, a step time is moved: a wrong one costs speed and cannot make a plan fail. Runs count for the
 rates that they were predicted from: after another `scaling calibrate` they are of no use.
 
-The range in which nine in ten times lie comes from ranks of measured / predicted, as a peak's does, of the narrowest of
-the three groups that has 19 setups.
+The range in which nine in ten times lie comes from ranks of measured / predicted, as a peak's does: of the model's runs
+under the strategy where there are 19 setups, else of all runs of the model; else none is told.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 
+from strategies.adapt import as_trained
 from strategies.cluster import Cluster
 from strategies.conformal import RatioRange, conformal_range
 from strategies.errors import ClusterError
 from strategies.job import Job
 from strategies.learning.learned import Learned, TimeErrors, learned
+from strategies.learning.run_kind import model_of
 from strategies.model_spec import ModelSpec
 from strategies.plan import ActivationCheckpointing, Plan, StrategyName
 from strategies.time.calibration import calibration_for, this_machine
@@ -33,9 +37,11 @@ from strategies.time.correction import StepCorrection
 from strategies.time.step_time import StepTime, step_time, times_known
 
 FEWEST_SETUPS = 5
-"""On a device, for any correction: a choice (docs/planning.md)."""
+"""On a device, for any correction: a choice."""
+FEWEST_MODELS = 3
+"""For a correction of models that are not on record: the median of two is either's."""
 HALF_WAY = 5
-"""Setups with which a group moves the correction half of the way: a choice, see benchmarks/learned_records.py."""
+"""Models or setups with which a step moves the correction half of the way: a choice, not fitted."""
 
 
 def known_step_time(spec: ModelSpec, *, cluster: Cluster, job: Job, plan: Plan) -> StepTime | None:
@@ -49,11 +55,11 @@ def known_step_time(spec: ModelSpec, *, cluster: Cluster, job: Job, plan: Plan) 
         time = step_time(spec, cluster=cluster, job=job, plan=plan)
     except ClusterError:
         return None
-    correction = step_correction(plan, cluster=cluster)
+    correction = step_correction(plan, cluster=cluster, model=model_of(as_trained(spec, job)))
     return time if correction is None else corrected(time, correction)
 
 
-def step_correction(plan: Plan, *, cluster: Cluster) -> StepCorrection | None:
+def step_correction(plan: Plan, *, cluster: Cluster, model: str) -> StepCorrection | None:
     """Return what the user's runs on the cluster's device say about step times; None where too few are known."""
     known = learned()
     if not known.times:
@@ -66,6 +72,7 @@ def step_correction(plan: Plan, *, cluster: Cluster) -> StepCorrection | None:
             machine=this_machine() if cluster.gpu.is_cpu else "",
             calibration=calibration.measured_at if calibration else "",
         ),
+        model=model,
         strategy=plan.strategy,
         activation_checkpointing=plan.activation_checkpointing,
     )
@@ -80,30 +87,45 @@ def errors_of(known: Learned, *, device: str, machine: str, calibration: str) ->
 
 @lru_cache(maxsize=1024)
 def correction_from(
-    errors: tuple[TimeErrors, ...], *, strategy: StrategyName, activation_checkpointing: ActivationCheckpointing
+    errors: tuple[TimeErrors, ...],
+    *,
+    model: str,
+    strategy: StrategyName,
+    activation_checkpointing: ActivationCheckpointing,
 ) -> StepCorrection | None:
     """Return the correction by the rule above; ``errors``: of one device."""
-    of_strategy = [each for each in errors if each.strategy is strategy]
-    alike = [each for each in of_strategy if each.activation_checkpointing is activation_checkpointing]
-    groups = [[ratio for each in group for ratio in each.ratios] for group in (errors, of_strategy, alike)]
-    if len(groups[0]) < FEWEST_SETUPS:
+    count = len(_ratios(errors))
+    if count < FEWEST_SETUPS:
         return None
+    alike = [each for each in errors if each.activation_checkpointing is activation_checkpointing]
+    of_model = [each for each in errors if each.model == model]
+    of_strategy = [each for each in of_model if each.strategy is strategy]
+    by_model = [found for group in (errors, alike) if len(found := _medians(group)) >= FEWEST_MODELS]
     moved = 0.0
-    for ratios in groups:
+    for ratios in (*by_model, _ratios(of_model), _ratios(of_strategy)):
         if ratios:
             moved += len(ratios) / (len(ratios) + HALF_WAY) * (math.log(statistics.median(ratios)) - moved)
     factor = math.exp(moved)
-    count = len(groups[0])
-    source = f"your {count} records on {errors[0].device}" + (
-        f", {len(groups[1])} of them of {strategy}" if groups[1] else f", none of them of {strategy}"
-    )
-    return StepCorrection(factor=factor, measured=_range(groups, factor), source=source)
+    source = f"your {count} records on {errors[0].device}, {len(_ratios(of_model)) or 'none'} of them of this model"
+    return StepCorrection(factor=factor, measured=_range((of_strategy, of_model), factor), source=source)
 
 
-def _range(groups: Sequence[Sequence[float]], factor: float) -> RatioRange | None:
-    """Return the ends of measured / corrected, from the narrowest group that tells them."""
-    for ratios in reversed(groups):
-        if (found := conformal_range(ratios)) is not None:
+def _medians(errors: Iterable[TimeErrors]) -> list[float]:
+    """Return the median ratio of each model."""
+    by_model: dict[str, list[float]] = {}
+    for each in errors:
+        by_model.setdefault(each.model, []).extend(each.ratios)
+    return [statistics.median(ratios) for ratios in by_model.values()]
+
+
+def _ratios(errors: Iterable[TimeErrors]) -> list[float]:
+    return [ratio for each in errors for ratio in each.ratios]
+
+
+def _range(groups: Iterable[Iterable[TimeErrors]], factor: float) -> RatioRange | None:
+    """Return the ends of measured / corrected, from the first group that tells them."""
+    for group in groups:
+        if (found := conformal_range(_ratios(group))) is not None:
             return RatioRange(low=found[0] / factor, high=found[1] / factor)
     return None
 

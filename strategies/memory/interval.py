@@ -1,17 +1,20 @@
 """The interval of a prediction, from the errors of earlier ones: those that come with the package and the user's own.
 
 Which errors count for a plan. A *kind* of run is a strategy, whether it offloads, and its activation checkpointing, on
-CPUs or on GPUs; repetitions of a setup count once, with the newest.
+CPUs or on GPUs. Repetitions of a setup count once, with the newest.
 
-1. Where the user has 19 setups of the plan's kind on record, those alone.
-2. Else where there are 19 of the strategy with any activation checkpointing, and 3 of the plan's, those.
+1. Where the user has 19 setups of the plan's kind on record, its own model among them, those alone.
+2. Else where there are 19 of the strategy with any activation checkpointing, its own model among them and 3 of the
+   plan's own kind, those.
 3. Else the shipped errors of such devices, with the user's of the strategy added.
 
 In 2 and 3 what the user has of the plan's own kind may widen the interval, to the least and the largest ratio seen, and
-never narrows it: few records cannot make a plan look safer. Nor can those of small runs: for a peak of more than
-twice the largest one on record the interval is no narrower than 3 says. More than nine in ten needs more than 19.
+never narrows it: few records cannot make a plan look safer. Nor can those of other models or of small runs: for a
+peak of more than twice the largest one on record the interval is no narrower than 3 says. More than nine in ten needs
+more than 19. Errors of one strategy say nothing of another's.
 
-The predicted peak itself is not moved. It is a sum of causes that are checked one by one; what runs like these take
+The predicted peak itself is not moved. It is a sum of causes that are checked one by one, and moving it by the median
+of earlier runs makes it worse for runs held aside (benchmarks/results/learned_records.md); what runs like these take
 beyond it is in both ends, which are ranks of measured / predicted.
 """
 
@@ -86,13 +89,14 @@ def ends(
     predicted_bytes: int,
     coverage: float = COVERAGE,
     peak: Kind = Kind.ALLOCATED,
+    shipped: tuple[float, ...] | None = None,
 ) -> Ends | None:
     """Return between which ratios of measured / predicted such a run's peak lies, by the rule above; None for too few.
 
     ``kind``: where only the device is known, the shipped errors alone. ``predicted_bytes``: the allocated peak,
-    whichever of the two is asked for.
+    whichever of the two is asked for. ``shipped``: other errors in the place of those that come with the package.
     """
-    shipped = shipped_ratios(_shipped_device(kind))
+    shipped = shipped_ratios(_shipped_device(kind)) if shipped is None else shipped
     if isinstance(kind, Device):
         return _ends(conformal_range(shipped, coverage=coverage), SHIPPED)
     by_reach = _ends_by_reach(kind, known, shipped, coverage, peak)
@@ -110,18 +114,24 @@ class _ByReach:
 @lru_cache(maxsize=1024)
 def _ends_by_reach(kind: RunKind, known: Learned, shipped: tuple[float, ...], coverage: float, peak: Kind) -> _ByReach:
     """Return the ends for peaks like the recorded ones, and for larger ones."""
-    alike = [each for each in known.peaks if each.kind == kind]
-    family = [each for each in known.peaks if each.kind.is_broadly(kind)]
+    family = [each for each in known.peaks if _is_of_strategy(each.kind, kind)]
+    alike = [each for each in family if each.kind.activation_checkpointing is kind.activation_checkpointing]
     own, broad = _ratios(alike, peak), _ratios(family, peak)
-    source = f"{SHIPPED} and your {_records(broad)} of {kind.broad_name}" if broad else SHIPPED
+    source = f"{SHIPPED} and your {_records(broad)} of {kind.strategy_name}" if broad else SHIPPED
     far = _ends(_widened(conformal_range((*shipped, *broad), coverage=coverage), own), source)
     near, used = _ends(conformal_range(own, coverage=coverage), f"your {_records(own)} of {kind.name}"), alike
     if near is None and len(own) >= FEWEST_OF_ITS_OWN:
         found = _widened(conformal_range(broad, coverage=coverage), own)
-        near, used = _ends(found, f"your {_records(broad)} of {kind.broad_name}"), family
-    if near is None:
+        near, used = _ends(found, f"your {_records(broad)} of {kind.strategy_name}"), family
+    if near is None or kind.model not in {each.kind.model for each in used}:
         return _ByReach(near=far, largest_bytes=0, far=far)
     return _ByReach(near=near, largest_bytes=max(each.largest_bytes for each in used), far=_either(near, far))
+
+
+def _is_of_strategy(one: RunKind, other: RunKind) -> bool:
+    """Whether two runs differ in activation checkpointing and model at most."""
+    first, second = ((each.device, each.strategy, each.offloads) for each in (one, other))
+    return first == second
 
 
 def _ends(found: tuple[float, float] | None, source: str) -> Ends | None:

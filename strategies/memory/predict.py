@@ -10,7 +10,7 @@ from strategies.cluster import Cluster
 from strategies.errors import JobError
 from strategies.estimate import Estimate, Level, MemoryProfile, Phase, PhaseBytes
 from strategies.job import Job, LossImplementation
-from strategies.learning.run_kind import kind_of
+from strategies.learning.run_kind import kind_of, model_of
 from strategies.memory.host import host_ledger
 from strategies.memory.interval import peak_interval
 from strategies.memory.moments import step_phases
@@ -80,7 +80,7 @@ def estimate_of(
     """
     spec = as_trained(spec, job)
     peak = memory.peak_bytes
-    kind = kind_of(plan, on_cpu=cluster.gpu.is_cpu)
+    kind = kind_of(plan, on_cpu=cluster.gpu.is_cpu, model=model_of(spec))
     reserved = peak_reserved_bytes or max(peak, reserved_bytes(memory, spec, cluster=cluster, job=job, plan=plan))
     return Estimate(
         level=level,

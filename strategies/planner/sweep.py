@@ -11,7 +11,7 @@ from strategies.decision import RankedPlan, Rejection, Resource
 from strategies.errors import PlanError, SpecError
 from strategies.estimate import Estimate
 from strategies.job import Job
-from strategies.learning.run_kind import kind_of
+from strategies.learning.run_kind import kind_of, model_of
 from strategies.learning.step_correction import known_step_time
 from strategies.memory.host import host_ledger
 from strategies.memory.predict import predict
@@ -85,6 +85,7 @@ class Sweep:
         cluster = question.cluster
         self._sizes = micro_batch_sizes(cluster, question.job, question.fixed)
         self._context = context_bytes(cluster)
+        self._model = model_of(as_trained(question.spec, question.job))
         found = variants(question.spec, cluster=cluster, job=question.job, fixed=question.fixed)
         self._variants = list(_predictable(question, _allowed(question, found)))
         self._known: dict[tuple[int, Plan], Estimate] = {}
@@ -167,7 +168,7 @@ class Sweep:
 
     def _with_margin(self, variant: Variant, num_bytes: int) -> float:
         """Return what torch allocates in a variant's run at the question's safety, where so much is predicted."""
-        kind = kind_of(variant, on_cpu=self.question.cluster.gpu.is_cpu)
+        kind = kind_of(variant, on_cpu=self.question.cluster.gpu.is_cpu, model=self._model)
         return num_bytes * margin(kind, self.question.safety, predicted_bytes=num_bytes)
 
     def _tried(self, order: int, variant: Variant, plan: Plan) -> tuple[Plan, Estimate, tuple[Resource, int] | None]:
