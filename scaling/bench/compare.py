@@ -12,17 +12,20 @@ from scaling.bench.rank_test import Shift, critical_value, shift
 from scaling.bench.result import VERSION, Bench, CellResult, Environment
 from strategies.units import format_bytes
 
-LEVEL = 0.01
+LEVEL = 0.005
 """One-sided probability of the test for one measure of one cell: five runs on either side can reach it (0.004)."""
 TIME_FLOOR = 0.02
 """Smaller changes are not told, however sure they are."""
-FEW_RUNS_FLOOR = 0.25
-"""Likewise where there are too few runs, and steps stand in for them: groups of processes of one and the same cell
-differ from each other as well, and steps of one group do not show by how much (docs/bench.md)."""
+FEW_RUNS_FLOOR = 1.0
+"""Likewise where there are too few runs, and steps stand in for them: what differs from one group of processes to the
+next is not among them. On a machine with five busy programs a core, medians of identical runs were up to 1.5 times each
+other (docs/bench.md)."""
 MEMORY_TOLERANCE = 0.005
 """Of the peak. Bytes repeat, but for tensors that gloo's thread lets go late by chance (docs/bench.md)."""
-BUSY = 0.5
-"""Load per core above that of the other result, from which on times are said not to be of one kind."""
+UNEVEN = 0.5
+"""Load per core above that of the other result, from which on times are said not to be alike."""
+BUSY = 2.0
+"""Load per core from which on the machine is said to be busy; a bench by itself makes about 1."""
 
 
 class Verdict(StrEnum):
@@ -59,7 +62,7 @@ class Finding:
     """As a share: 0.05 is 5 % more."""
     low: float | None = None
     high: float | None = None
-    """Ends of the change's interval, which covers it with probability 0.98; None where there are too few runs."""
+    """Ends of the change's interval, which covers it with probability 0.99; None where there are too few runs."""
     probability: float | None = None
     """Of such samples, or clearer ones, if nothing had changed."""
     note: str = ""
@@ -75,7 +78,7 @@ class BenchComparison:
     """Cells that only one of both has."""
     only_after: tuple[str, ...]
     differences: tuple[str, ...]
-    """Of environments: times, and with other versions bytes too, may differ because of them."""
+    """Of environments, and what else to know: times, and with other versions bytes too, may differ because of it."""
 
     @property
     def regressions(self) -> tuple[Finding, ...]:
@@ -236,8 +239,14 @@ def _differences(before: Sequence[CellResult], after: Sequence[CellResult]) -> I
     if not all(loads):
         return
     early_load, late_load = map(statistics.median, loads)
-    if abs(late_load - early_load) > BUSY * after[0].environment.num_cores:
+    num_cores = after[0].environment.num_cores
+    if abs(late_load - early_load) > UNEVEN * num_cores:
         yield f"load of the machine before runs (median): {early_load:.1f} -> {late_load:.1f}; times are not alike"
+    elif max(early_load, late_load) > BUSY * num_cores:
+        yield (
+            f"the machine was busy in both (load {early_load:.1f} and {late_load:.1f} on {num_cores} cores): step "
+            f"times say little, CPU times more"
+        )
 
 
 def _environments(before: Environment, after: Environment) -> Iterator[str]:

@@ -34,7 +34,7 @@ def _verdict(comparison: BenchComparison) -> str:
 
 def _differences(comparison: BenchComparison) -> Iterator[str]:
     for each in comparison.differences:
-        yield f"not the same environment: {each}"
+        yield f"environment: {each}"
 
 
 def _only(comparison: BenchComparison) -> Iterator[str]:
@@ -56,5 +56,5 @@ def _numbers(finding: Finding) -> str:
     values = f"{format_seconds(finding.before, digits=3)} -> {format_seconds(finding.after, digits=3)}"
     if finding.low is None or finding.high is None:
         return f"{values} ({finding.change:+.1%})"
-    interval = f"98 % interval {finding.low:+.1%} to {finding.high:+.1%}"
+    interval = f"99 % interval {finding.low:+.1%} to {finding.high:+.1%}"
     return f"{values} ({finding.change:+.1%}, {interval}, p {finding.probability:.3f})"
