@@ -70,7 +70,7 @@ def our_steps(decision: Decision, *, steps: int) -> Iterator[object]:
     data, model = open_data(decision, config), fresh_model(decision)
     memory = MemoryWatch(device=CPU, launch=launch, num_steps=0, vocab_size=1)
     watch = RunWatch(memory, device=CPU, max_norm=decision.job.gradient_clipping, utilisation=None)
-    guard = RunGuard(decision, launch, RunStatus(), device=CPU, patience_s=config.timeout_s)
+    guard = RunGuard(decision, launch, RunStatus(), device=CPU, config=config)
     engine = build_engine(
         model,
         decision=decision,

@@ -86,7 +86,15 @@ def moves_aside(config: TrainConfig) -> bool:
 class Saving:
     """The checkpoints of one run. Every rank must make one and call each method: all but `is_due` are collectives."""
 
-    def __init__(self, config: TrainConfig, decision: Decision, data: TrainingData) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        decision: Decision,
+        data: TrainingData,
+        *,
+        before_write: Callable[[int], None] = lambda copied_bytes: None,
+    ) -> None:
+        """``before_write``: as that of `Checkpoints`."""
         self._config, self._order = config, data.order
         self._checkpoint_bytes = _checkpoint_bytes(decision)
         self.rate = LearningRate(config)
@@ -111,6 +119,7 @@ class Saving:
             keep_last=config.keep_last,
             keep_best=config.keep_best,
             meeting=self.meeting,
+            before_write=before_write,
         )
 
     def start(self, engine: Engine) -> int:

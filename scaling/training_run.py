@@ -124,7 +124,7 @@ def run(prepared: Prepared, config: TrainConfig, launch: LaunchEnvironment, *, s
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # ours is the one bar
     join_process_group(launch, device=prepared.device, timeout_s=config.timeout_s + GROUP_PATIENCE_S)
     try:
-        guard = RunGuard(prepared.decision, launch, status, device=prepared.device, patience_s=config.timeout_s)
+        guard = RunGuard(prepared.decision, launch, status, device=prepared.device, config=config)
         with guard.explaining(), ExitStack() as folder_lock:
             return _run(prepared, config, launch, guard=guard, status=status, folder_lock=folder_lock)
     finally:
@@ -156,6 +156,8 @@ def _run(
     folder_lock.callback(watch.close)  # also where the run fails: what follows in this process is not to be metered
     final = config.out / FINAL_FOLDER
     with guard.watching():
+        is_built = prepared.weights.folder is None or prepared.device.type == "cpu"
+        together(partial(guard.host.before_load, is_built=is_built))
         engine = _start_engine(prepared, config, watch)
         together(partial(_open_folder, config, launch, folder_lock=folder_lock))
         start = time.perf_counter()
@@ -216,7 +218,7 @@ def _train(
 ) -> list[Record] | Stopped:
     if is_rehearsed(config.dry_run, engine.device):
         _rehearse(engine, prepared, watch=watch, guard=guard)
-    saving = Saving(config, prepared.decision, prepared.data)
+    saving = Saving(config, prepared.decision, prepared.data, before_write=guard.host.before_save)
     first_step = last_step = saving.start(engine)
     records = saving.meeting.on_main(partial(keep_until, config.out / METRICS_FILE, first_step))
     if first_step == config.steps:
@@ -231,6 +233,8 @@ def _train(
             status.reached = f"after step {last_step} of {config.steps}; {_kept(saving)}"
         watch.end_if_failed()
     if last_step == config.steps:
+        whole = saving.finish() if saving.last_step == last_step else None
+        saving.meeting.on_main(partial(guard.host.before_export, checkpoint=whole))
         return records
     checkpoint = saving.finish()
     assert checkpoint is not None, "a run that is asked to stop saves"

@@ -101,6 +101,11 @@ def host_memory() -> HostMemory:
     return min(_host_memories(), key=lambda each: each.free_bytes)
 
 
+def free_swap_bytes() -> int:
+    """Return what the machine can still put on its swap disks before it ends a process; 0 where it does not tell."""
+    return _fields(MEMORY_INFO).get("SwapFree:", 0) * KIB
+
+
 def oom_kills() -> int | None:
     """Return how many processes the kernel has ended so far for lack of memory; None where it does not tell.
 

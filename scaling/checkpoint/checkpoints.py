@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,12 +26,22 @@ class Checkpoints:
     """Saves to and restores from one folder. Every rank must make one and call each method: all are collectives."""
 
     def __init__(
-        self, parent: Path, facts: RunFacts, *, meeting: Meeting, keep_last: int = 2, keep_best: int = 0
+        self,
+        parent: Path,
+        facts: RunFacts,
+        *,
+        meeting: Meeting,
+        keep_last: int = 2,
+        keep_best: int = 0,
+        before_write: Callable[[int], None] = lambda copied_bytes: None,
     ) -> None:
-        """``keep_best``: those of the lowest evaluation loss are kept besides; 0 for ``keep_last`` keeps all."""
+        """``keep_best``: those of the lowest evaluation loss are kept besides; 0 for ``keep_last`` keeps all.
+
+        ``before_write``: raises SaveFailed where the host lacks the bytes that writing copies there at a time.
+        """
         self._parent, self._facts = parent, facts
         self._keep_last, self._keep_best = keep_last, keep_best
-        self._meeting = meeting
+        self._meeting, self._before_write = meeting, before_write
         self._saved: tuple[int, Path] | None = None
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[Path] | None = None
@@ -52,7 +63,7 @@ class Checkpoints:
             return self._saved[1]
         self._meeting.arrive("save a checkpoint")
         # What one rank alone cannot save would leave the others waiting for it.
-        snapshot = self._meeting.together(lambda: take_snapshot(engine, state, self._facts))
+        snapshot = self._meeting.together(lambda: self._take_snapshot(engine, state))
         partial = open_partial(snapshot, self._parent, self._meeting)
         if in_background and self._has_room(snapshot):
             copied = snapshot.copied()
@@ -110,6 +121,11 @@ class Checkpoints:
         self._meeting.arrive("load a checkpoint")
         self._verify(folder)
         return self._load(engine, folder)
+
+    def _take_snapshot(self, engine: Engine, state: TrainingState) -> Snapshot:
+        snapshot = take_snapshot(engine, state, self._facts)
+        self._before_write(snapshot.copied_bytes)
+        return snapshot
 
     def _write(self, snapshot: Snapshot, partial: Path) -> Path:
         folder = write(snapshot, partial, self._meeting, self._facts.documents)

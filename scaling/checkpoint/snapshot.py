@@ -6,18 +6,17 @@ import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from scaling.checkpoint.manifest import FORMAT, Manifest, TensorEntry, TrainingState
 from scaling.checkpoint.meeting import Meeting
 from scaling.checkpoint.names import RANDOM, key_of
 from scaling.checkpoint.random_states import random_states
-from scaling.checkpoint.tensor_file import NamedTensor
+from scaling.checkpoint.tensor_file import PIECE_BYTES, NamedTensor
 from scaling.engines.base import Engine
 from scaling.engines.state import Holder, StateSlice
 from scaling.versions import versions
+from strategies.detect import host_memory
 
-MEMORY = Path("/proc/meminfo")
 SPARE = 1.25
 """Of the host memory that copies are asked for: what else the node needs while they exist."""
 
@@ -48,6 +47,12 @@ class Snapshot:
     def num_bytes(self) -> int:
         return sum(each.num_bytes for each in self.tensors)
 
+    @property
+    def copied_bytes(self) -> int:
+        """What writing it copies to the host at a time: a piece of a tensor that is on another device."""
+        elsewhere = (each.num_bytes for each in self.tensors if each.tensor.device.type != "cpu")
+        return min(PIECE_BYTES, max(elsewhere, default=0))
+
     def copied(self) -> Snapshot:
         """Return the same numbers in host memory, which training does not change."""
         copies = [NamedTensor(key=each.key, tensor=each.tensor.to("cpu", copy=True)) for each in self.tensors]
@@ -75,19 +80,11 @@ def has_room_for_copies(snapshot: Snapshot, meeting: Meeting) -> bool:
     """Return, the same on all ranks, whether every node's memory has room for what its ranks would copy."""
     asked: Counter[str] = Counter()
     available: dict[str, int] = {}
-    for host, num_bytes, free in meeting.gather(lambda: (socket.gethostname(), snapshot.num_bytes, available_bytes())):
+    here = socket.gethostname()
+    for host, num_bytes, free in meeting.gather(lambda: (here, snapshot.num_bytes, host_memory().free_bytes)):
         asked[host] += num_bytes
         available[host] = min(free, available.get(host, free))
     return all(num_bytes * SPARE <= available[host] for host, num_bytes in asked.items())
-
-
-def available_bytes() -> int:
-    """Return the host memory that processes can still take, by the kernel's own estimate; 0 where it tells none."""
-    try:
-        lines = MEMORY.read_text().splitlines()
-    except OSError:
-        return 0
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), 0)
 
 
 def _entry(each: StateSlice) -> TensorEntry:

@@ -16,12 +16,15 @@ from scaling.launch_env import LaunchEnvironment
 from scaling.memory_watch import MemoryWatch
 from scaling.recovery.agreement import StepAgreement
 from scaling.recovery.failure import Failure
+from scaling.recovery.host_guard import HostGuard
+from scaling.recovery.killed import HostWatch
 from scaling.recovery.ladder import Ladder
 from scaling.recovery.launcher import Launcher
 from scaling.recovery.post_mortem import post_mortem
 from scaling.recovery.progress import Progress
 from scaling.recovery.roster import Roster
 from scaling.recovery.sentinel import Sentinel
+from scaling.train_config import TrainConfig
 from strategies.decision import Decision
 from strategies.errors import ScalingError
 
@@ -34,9 +37,16 @@ class RunGuard:
     """Made on every rank after they have met; a collective."""
 
     def __init__(
-        self, decision: Decision, launch: LaunchEnvironment, status: RunStatus, *, device: torch.device, patience_s: int
+        self,
+        decision: Decision,
+        launch: LaunchEnvironment,
+        status: RunStatus,
+        *,
+        device: torch.device,
+        config: TrainConfig,
     ) -> None:
-        """``patience_s``: without any progress, before a run is taken for hanging."""
+        patience_s = config.timeout_s
+        self.host = HostGuard(decision, config, ranks_here=launch.local_world_size)
         self._decision, self._device, self._status = decision, device, status
         self.memory: MemoryWatch | None = None
         """Whose measurement a post-mortem tells, once there is one."""
@@ -51,6 +61,7 @@ class RunGuard:
             self.progress,
             status,
             launcher=Launcher.now() if launch.is_launched else None,
+            host=HostWatch(decision, config),
             patience_s=patience_s,
         )
 

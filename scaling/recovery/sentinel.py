@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import final
 
 from scaling.interrupt import RunStatus
+from scaling.recovery.killed import HostWatch
 from scaling.recovery.launcher import Launcher
 from scaling.recovery.progress import Position, Progress
 from scaling.recovery.roster import Rank, Roster
@@ -31,11 +32,18 @@ class Sentinel:
     """Watches this rank and the others, and ends the process with one message where the run cannot go on."""
 
     def __init__(
-        self, roster: Roster, progress: Progress, status: RunStatus, *, launcher: Launcher | None, patience_s: float
+        self,
+        roster: Roster,
+        progress: Progress,
+        status: RunStatus,
+        *,
+        launcher: Launcher | None,
+        host: HostWatch,
+        patience_s: float,
     ) -> None:
         """``launcher``: None where nobody's end means that the run should end. ``patience_s``: without a mark."""
         self._roster, self._progress, self._status = roster, progress, status
-        self._launcher = launcher
+        self._launcher, self._host = launcher, host
         self._patience_s = patience_s
         self._ended = threading.Event()
         self._marks, self._since = -1, 0.0
@@ -81,7 +89,9 @@ class Sentinel:
             return
         says_it_itself = left.rank.rank == 0 and left.reason is not None
         if not says_it_itself and self._roster.is_first_to("tell who left"):
-            self._say(f"{left}; the run ends {self._status.reached}")
+            here = left.reason is None and left.rank.host == self._roster.me.host
+            text = f"{left}; the run ends {self._status.reached}"
+            self._say("\n  ".join([text, *(self._host.lines() if here else ())]))
         time.sleep(LISTEN_S)
         os._exit(EXIT_CODE)
 

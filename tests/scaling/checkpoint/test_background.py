@@ -13,6 +13,7 @@ import scaling.checkpoint.checkpoints
 import scaling.checkpoint.save
 import scaling.checkpoint.snapshot
 from scaling.checkpoint.errors import CheckpointError
+from strategies.detect import HostMemory
 from tests.scaling.checkpoint.alone import checkpoints, numbers, same, start_engine, state, train
 from tests.scaling.full_disk import file_size_limit
 
@@ -84,16 +85,8 @@ def test_what_goes_wrong_in_the_background_is_raised_by_the_next_call(tmp_path: 
 def test_training_waits_where_a_copy_has_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(scaling.checkpoint.snapshot, "available_bytes", lambda: 100)
+    full = HostMemory(limit_bytes=1000, used_bytes=900, of="the container")
+    monkeypatch.setattr(scaling.checkpoint.snapshot, "host_memory", lambda: full)
     saved = checkpoints(tmp_path)
     assert saved.save(start_engine(), state(1), in_background=True) == tmp_path / "step-00000001"
     assert "the host has no memory for a copy of the state" in caplog.text
-
-
-def test_available_memory_is_what_the_kernel_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "meminfo"
-    path.write_text("MemTotal:       32 kB\nMemAvailable:       12 kB\n")
-    monkeypatch.setattr(scaling.checkpoint.snapshot, "MEMORY", path)
-    assert scaling.checkpoint.snapshot.available_bytes() == 12 * 1024
-    path.unlink()
-    assert scaling.checkpoint.snapshot.available_bytes() == 0
