@@ -15,14 +15,19 @@ from scaling.cli import app
 
 def flags_of(command: str) -> list[str]:
     """Return the names of every flag of a command, as its parser takes them."""
-    group = typer.main.get_command(app)
-    parameters = group.commands[command].params  # type: ignore[attr-defined]
+    found = typer.main.get_command(app)
+    for word in command.split():
+        found = found.commands[word]  # type: ignore[attr-defined]
+    parameters = found.params
     return [name for each in parameters for name in (*each.opts, *each.secondary_opts) if name.startswith("--")]
 
 
-@pytest.mark.parametrize("command", ["plan", "estimate", "measure", "parity", "calibrate", "explain", "doctor"])
+@pytest.mark.parametrize(
+    "command",
+    ["plan", "estimate", "measure", "parity", "calibrate", "explain", "doctor", "bench run", "bench compare"],
+)
 def test_no_flag_is_cut_at_80_columns(command: str) -> None:
-    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
+    result = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
     words = result.output.replace(",", " ").split()
     found = flags_of(command)
     assert "--json" in found
