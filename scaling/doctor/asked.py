@@ -9,6 +9,7 @@ from pathlib import Path
 from scaling.check_plan import FROM_BITSANDBYTES
 from strategies.decision import Decision
 from strategies.emit.deepspeed import STAGES
+from strategies.errors import PlanError
 from strategies.host_needs import HostMoment, highest_moment
 from strategies.plan import Framework, OffloadDevice
 from strategies.planner.safety import needed_bytes
@@ -72,7 +73,10 @@ class Needs:
         estimate = self.decision.estimate
         if not estimate.memory.phases:
             return None
-        return needed_bytes(estimate, cluster=self.decision.cluster, safety=self.decision.safety)
+        try:
+            return needed_bytes(estimate, cluster=self.decision.cluster, safety=self.decision.safety)
+        except PlanError:  # no runs on record for such an interval, which may have been another user's
+            return estimate.device_bytes
 
     @property
     def host_bytes(self) -> int | None:

@@ -13,6 +13,7 @@ from scaling.doctor.space import NO_SPACE, Space, existing, read_space, why_not_
 from strategies.hub_config import hub_cache
 from strategies.units import MIB, format_bytes
 
+TEMPORARY = "temporary files"
 LITTLE_BYTES = 128 * MIB
 """Logs, compiled operators and token stores of small data fit; below it anything fails."""
 CHECKPOINTS_AT_ONCE = 3
@@ -65,7 +66,7 @@ def read(asked: Asked, look: Look) -> tuple[Folder, ...]:
 
 def _places(out: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, Path, str]]:
     yield "run folder", out, "train with --out on another disk"
-    yield "temporary files", _temporary(environ), "set TMPDIR to a folder on another disk"
+    yield TEMPORARY, _temporary(environ), "set TMPDIR to a folder on another disk"
     yield "models of the hub", hub_cache(environ), "set HF_HOME to a folder on another disk"
     yield "token stores", default_cache_dir(), "train with --cache-dir on another disk"
 
@@ -78,6 +79,11 @@ def _temporary(environ: Mapping[str, str]) -> Path:
 def findings(folders: tuple[Folder, ...], plan: Needs | None) -> Iterator[Finding]:
     """Yield where too little is free, or nothing can be written; an error where every run writes."""
     for index, folder in enumerate(folders):
+        if folder.what == TEMPORARY and not folder.path.exists():
+            yield warning(
+                f"the folder for temporary files, {folder.path}, does not exist: programs take others, each its own",
+                f"mkdir -p {folder.path}, or unset TMPDIR",
+            )
         is_run = index == 0
         free = folder.space.free_bytes if folder.space else None
         told = f" ({format_bytes(free)} free)" if free is not None else ""

@@ -95,13 +95,12 @@ def findings(facts: OperatorFacts, plan: Needs | None, environ: Mapping[str, str
 
 
 def _toolchain(facts: OperatorFacts, plan: Needs | None, names: tuple[str, ...]) -> Iterator[Finding]:
-    missing = facts.toolchain.missing
+    what = facts.toolchain.problem
     absent = [each.name for each in facts.operators if each.state is State.TO_COMPILE]
-    if not missing:
+    if not what:
         return
     # async_io compiles and links a test program each time it is loaded, also where it is there (async_io.py).
     lost = [name for name in names if name in absent or name == ASYNC_IO]
-    what = f"there is no {' and no '.join(missing)}"
     if lost:
         yield error(f"{what}, and the plan needs DeepSpeed's {' and '.join(lost)}, to be compiled here", INSTALL)
     elif CPU_ADAM not in absent:

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,6 +26,14 @@ INSTALLED = "git_version_info_installed.py"
 LOCK = "lock"
 """In an operator's folder while it is compiled. A build that is killed leaves it, and the next one waits for ever."""
 INCLUDES = ("/usr/include", "/usr/local/include", f"/usr/include/{os.uname().machine}-linux-gnu")
+
+
+FLAGS = ("-std=c++20", "-fopenmp", "-fPIC", "-shared")
+"""What torch 2.13 and DeepSpeed compile and link with; older compilers know no C++20, some come without OpenMP."""
+TRIAL = """#include <omp.h>
+#include <vector>
+std::vector<int> threads() { return {omp_get_max_threads()}; }
+"""
 
 
 class State(StrEnum):
@@ -61,10 +70,18 @@ class Toolchain:
     """CUDA's compiler; None where there is none."""
     has_libaio: bool
     has_python_headers: bool
+    failure: str = ""
+    """Of a trial of the compiler; empty where it compiles and links."""
 
     @property
-    def missing(self) -> tuple[str, ...]:
-        """What every operator needs and is not there."""
+    def problem(self) -> str:
+        """Why no operator can be compiled; empty where nothing is known against it."""
+        if missing := self._missing:
+            return f"there is no {' and no '.join(missing)}"
+        return f"{self.compiler_path} compiles nothing that torch's headers need: {self.failure}" * bool(self.failure)
+
+    @property
+    def _missing(self) -> tuple[str, ...]:
         there = {
             f"C++ compiler ({self.compiler} is not on PATH)": self.compiler_path,
             "ninja (not on PATH)": self.ninja_path,
@@ -87,17 +104,34 @@ def read_toolchain(environ: Mapping[str, str], ask: Ask) -> Toolchain:
     """Return what is there, by ``PATH`` and the variables that torch looks at."""
     path = environ.get("PATH", os.defpath)
     compiler = environ.get("CXX") or "c++"
+    compiler_path = shutil.which(compiler, path=path)
     nvcc = _nvcc(environ, path)
     answer = ask((nvcc, "--version")) if nvcc else None
     release = re.search(r"release (\d+\.\d+)", answer.out) if answer else None
     return Toolchain(
         compiler=compiler,
-        compiler_path=shutil.which(compiler, path=path),
+        compiler_path=compiler_path,
         ninja_path=shutil.which("ninja", path=path),
         nvcc_version=release[1] if release else None,
         has_libaio=_has_header("libaio.h", environ),
         has_python_headers=_python_include().joinpath("Python.h").is_file(),
+        failure=_failure(compiler_path, ask) if compiler_path else "",
     )
+
+
+def _failure(compiler: str, ask: Ask) -> str:
+    """Return what a compiler says to a small shared library as DeepSpeed has them, empty where it makes one."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder, "trial.cpp")
+            source.write_text(TRIAL)
+            answer = ask((compiler, *FLAGS, str(source), "-o", f"{folder}/trial.so"))
+    except OSError:  # nothing can be written, which is told elsewhere
+        return ""
+    if answer is None or answer.status == 0:
+        return "" if answer else "it cannot be started"
+    errors = [line for line in answer.err.splitlines() if "error" in line]
+    return errors[0].strip()[:200] if errors else answer.last_line
 
 
 def _nvcc(environ: Mapping[str, str], path: str) -> str | None:

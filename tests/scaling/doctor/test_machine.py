@@ -160,6 +160,8 @@ def test_a_full_disk_is_an_error_where_runs_write() -> None:
     assert found[0].message == "run folder, /data/out: the disk is full, 12.00 KiB are free"
     assert "--out" in found[0].fix
     assert "TMPDIR" in found[1].fix
+    lost = disk.read(asked(TMPDIR="/no/such/folder"), lambda _: (ROOMY, ""))
+    assert "mkdir -p /no/such/folder" in told(disk.findings(lost, None), "/no/such/folder, does not exist").fix
     used_up = read_space(Path("/"), lambda _: FileSystem(f_bavail=10**6, f_favail=0))
     found = list(disk.findings(disk.read(asked(out=Path("/data/out")), lambda _: (used_up, "")), None))
     assert "df -i" in found[0].message

@@ -12,7 +12,7 @@ import pytest
 
 from scaling.doctor import operators, toolchain
 from scaling.doctor.asked import PIN_BACKEND, Needs
-from scaling.doctor.commands import Answer
+from scaling.doctor.commands import Answer, ask
 from scaling.doctor.findings import Finding
 from scaling.doctor.toolchain import ASYNC_IO, CPU_ADAM, PIN_MEMORY, State
 from scaling.doctor.torch_build import TorchBuild, package_folder, read_build
@@ -78,6 +78,20 @@ def test_no_compiler_is_as_grave_as_the_plan_makes_it(environ: dict[str, str]) -
     assert offloaded.severity is Severity.NOTE
     assert told(found(environ, cpu_plan("ddp")), "the plan uses none").severity is Severity.NOTE
     assert found({**environ, "CXX": "/bin/sh"}) == []  # whatever CXX names is called
+
+
+def test_a_compiler_that_is_too_old_or_broken_is_tried_and_told(environ: dict[str, str]) -> None:
+    compiler = Path(environ["PATH"], "c++")
+
+    def tried(script: str) -> list[Finding]:
+        compiler.write_text(f"#!/bin/sh\n{script}\n")
+        return list(operators.findings(operators.read(environ, ask), None, environ))
+
+    old = "c++: error: unrecognized command line option '-std=c++20'"
+    assert told(tried(f'echo "{old}" >&2; exit 1'), f"{compiler} compiles nothing").message.endswith(
+        f"{old}: DeepSpeed's operators (CPU Adam, async I/O) cannot be compiled"
+    )
+    assert tried("exit 0") == []
 
 
 def test_plans_tell_deepspeed_not_to_use_its_cpu_adam() -> None:
