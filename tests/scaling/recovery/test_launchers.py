@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from strategies.detect import oom_kills
 from tests.scaling.decisions import plan_tiny
 from tests.scaling.launching import BIN, REPOSITORY, TORCHRUN, free_port, start
 
@@ -105,6 +106,10 @@ def test_a_rank_that_is_killed_is_named_by_the_other(killed: int, tmp_path: Path
     text = run.log.read_text()
     assert f"error: rank {killed} (pid {run.ranks[killed].pid} on " in text
     assert "has gone without a word: it was killed" in text
+    # The kernel has not ended it, so it does not say so; this machine has counters, or the line is not there.
+    assert ("the kernel has counted no process" in text) == (oom_kills() is not None)
+    assert re.search(r"host memory now, after it has gone: \d+\.\d\d GiB of \d+\.\d\d GiB \(.+\) in use", text)
+    assert re.search(r"the plan takes \d+\.\d\d MiB a node .*: Python and libraries 720\.00 MiB", text)  # 2 x 360
 
 
 def test_a_rank_that_hangs_is_named_with_its_line(tmp_path: Path) -> None:
