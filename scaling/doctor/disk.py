@@ -65,7 +65,7 @@ def read(asked: Asked, look: Look) -> tuple[Folder, ...]:
 
 
 def _places(out: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, Path, str]]:
-    yield "run folder", out, "train with --out on another disk"
+    yield "run folder", out.absolute(), "train with --out on another disk"
     yield TEMPORARY, _temporary(environ), "set TMPDIR to a folder on another disk"
     yield "models of the hub", hub_cache(environ), "set HF_HOME to a folder on another disk"
     yield "token stores", default_cache_dir(), "train with --cache-dir on another disk"

@@ -77,7 +77,7 @@ def _nodes(environ: Mapping[str, str], plan: Needs | None) -> Iterator[Finding]:
         if absent:
             yield note(
                 f"the plan is for {plan.num_nodes} nodes, and launch lines name {' and '.join(absent)}, not set here",
-                "export MASTER_ADDR=address of the first node, and NODE_RANK=0, 1, ... on each",
+                "scaling launch --master-addr HOST --node-rank N on each node, or export both there",
             )
 
 
