@@ -82,7 +82,8 @@ def _against_plan(hosts: Sequence[Host], cluster: Cluster) -> Iterator[str]:
     shape = f"the plan is for {cluster.num_nodes} x {cluster.ranks_per_node} = {cluster.gpus} GPUs"
     slots = sorted({host.slots for host in hosts})
     if total != cluster.gpus:
-        yield f"its {len(hosts)} nodes have {total} slots, but {shape}; {_plan_again(hosts, total)}"
+        nodes = f"{len(hosts)} node{'s' * (len(hosts) > 1)}"
+        yield f"it has {total} slots on {nodes}, but {shape}; {_plan_again(hosts, total)}"
     elif len(slots) > 1:
         yield f"its nodes have from {slots[0]} to {slots[-1]} slots, but {shape}; every node has as many ranks"
     elif slots[0] != cluster.ranks_per_node:

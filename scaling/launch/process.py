@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from scaling.interrupt import STOPPING
-from scaling.recovery.launcher import parent_of
+from scaling.recovery.launcher import STARTER, parent_of
 
 ENDING = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """For the launcher and all its processes, as a terminal sends them."""
-STARTER = "SCALING_LAUNCH_PID"
-"""Tells the ranks whose end is that of the run."""
 
 
 def run(words: Sequence[str], *, environ: Mapping[str, str]) -> int:

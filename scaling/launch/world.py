@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scaling.errors import LaunchError
+from scaling.errors import LaunchError, one_line
 from strategies.cluster import Cluster
 from strategies.decision import Decision
 from strategies.emit.deepspeed import STAGES
@@ -36,7 +36,7 @@ def check_asked(cluster: Cluster, asked: Shape) -> None:
     if (nodes, per_node) == (cluster.num_nodes, cluster.ranks_per_node):
         return
     raise LaunchError(
-        f"{nodes} nodes x {per_node} processes = {nodes * per_node} were asked for, but the plan is for "
+        f"{_several(nodes, 'node')} x {per_node} processes = {nodes * per_node} were asked for, but the plan is for "
         f"{_planned(cluster)}; leave --nodes and --gpus-per-node out, or plan again with --gpus {nodes * per_node} "
         f"--gpus-per-node {per_node}"
     )
@@ -54,7 +54,7 @@ def check_allocation(cluster: Cluster, environ: Mapping[str, str]) -> None:
     too_few_gpus = per_node is not None and not cluster.gpu.is_cpu and per_node < cluster.ranks_per_node
     if (nodes is None or nodes >= cluster.num_nodes) and not too_few_gpus:
         return
-    has = f"{nodes or 'unknown'} nodes" + (f" x {per_node} GPUs" if per_node is not None else "")
+    has = " of ".join([*([_several(nodes, "node")] if nodes else []), *([f"{per_node} GPUs"] if per_node else [])])
     raise LaunchError(
         f"the job {environ['SLURM_JOB_ID']} of Slurm has {has}, but the plan is for {_planned(cluster)}; ask for "
         f"--nodes={cluster.num_nodes} --gpus-per-node={cluster.ranks_per_node}, or plan again for what the job has"
@@ -119,8 +119,8 @@ def _yaml(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise LaunchError(
-            f"cannot read {path}, which accelerate is started with: {error}; `scaling plan --out` writes it, or use "
-            f"--launcher torchrun"
+            f"cannot read {path}, which accelerate is started with: {one_line(error)}; `scaling plan --out` writes it, "
+            f"or use --launcher torchrun"
         ) from error
     return content if isinstance(content, dict) else {}
 
@@ -129,6 +129,10 @@ def _planned(cluster: Cluster) -> str:
     if cluster.num_nodes == 1:
         return f"gpus={cluster.gpus}"
     return f"gpus={cluster.gpus}, {cluster.ranks_per_node} on each of {cluster.num_nodes} nodes"
+
+
+def _several(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:

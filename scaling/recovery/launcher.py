@@ -3,7 +3,7 @@
 The ``deepspeed`` launcher (0.19.8) is two processes on one node: ``deepspeed`` waits for ``deepspeed.launcher.launch``,
 which starts the ranks. A signal that ends the first is not passed on (launcher/runner.py handles signals for pdsh
 alone), so its end is what the ranks can see. ``torchrun`` and ``accelerate launch`` are one process, which passes
-SIGTERM on; one that is killed is seen in the same way.
+SIGTERM on; one that is killed is seen in the same way, and so is ``scaling launch``, which started it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TWO_PROCESSES = "deepspeed.launcher.launch"
+STARTER = "SCALING_LAUNCH_PID"
+"""Set by ``scaling launch`` for what it starts on its own machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,17 +24,24 @@ class Launcher:
     parent: int
     grandparent: int | None
     """None where its end means nothing, or where the system does not tell it."""
+    starter: int | None = None
+    """``scaling launch``; None where the user has started the launcher."""
 
     @classmethod
     def now(cls) -> Launcher:
         """Return the launcher of this process; to be called while it lives."""
         parent = os.getppid()
         has_two = TWO_PROCESSES in _command_line(parent)
-        return cls(parent=parent, grandparent=parent_of(parent) if has_two else None)
+        starter = os.environ.get(STARTER, "")
+        return cls(
+            parent=parent,
+            grandparent=parent_of(parent) if has_two else None,
+            starter=int(starter) if starter.isdigit() and is_alive(int(starter)) else None,
+        )
 
     @property
     def is_gone(self) -> bool:
-        if os.getppid() != self.parent:
+        if os.getppid() != self.parent or (self.starter is not None and not is_alive(self.starter)):
             return True
         return self.grandparent is not None and parent_of(self.parent) != self.grandparent
 
