@@ -29,9 +29,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks import learned_cases
+from benchmarks import learned_cases, learned_choices
 from benchmarks.environment import environment
 from benchmarks.learned_cases import Case, hash_of
+from benchmarks.learned_choices import choices
 from strategies.conformal import conformal_range
 from strategies.learning.fit import learn
 from strategies.learning.learned import Learned
@@ -100,6 +101,13 @@ def by_model(cases: Sequence[Case]) -> Iterator[Split]:
     """Yield the splits that hold one model aside."""
     for group in dict.fromkeys(case.group for case in cases):
         yield [case for case in cases if case.group != group], [case for case in cases if case.group == group]
+
+
+def splits_of(cases: Sequence[Case]) -> Iterator[tuple[str, Iterator[Split]]]:
+    """Yield the three ways to split, with their names."""
+    yield "half of the setups", by_setup(cases, 2)
+    yield "a quarter of the setups", by_setup(cases, 4)
+    yield "one model at a time", by_model(cases)
 
 
 def peak_outcomes(split: Split) -> Iterator[Outcome]:
@@ -215,13 +223,7 @@ SETS: tuple[tuple[str, Callable[[], Iterator[Case]], Callable[[Split], Iterator[
 def all_scores() -> Iterator[Score]:
     """Yield everything."""
     for about, cases_of, outcomes_of in SETS:
-        cases = list(cases_of())
-        splits = {
-            "half of the setups": by_setup(cases, 2),
-            "a quarter of the setups": by_setup(cases, 4),
-            "one model at a time": by_model(cases),
-        }
-        for held_aside, found in splits.items():
+        for held_aside, found in splits_of(list(cases_of())):
             yield from scores(about, held_aside, [each for split in found for each in outcomes_of(split)])
 
 
@@ -253,12 +255,18 @@ upper end minus lower end, in measured / predicted. Each pair of columns is befo
 
 def main() -> None:
     found = list(all_scores())
-    result = {"environment": environment(), "scores": [asdict(each) for each in found]}
+    chosen = [choices(held_aside, splits) for held_aside, splits in splits_of(list(learned_cases.cpu_times()))]
+    result = {
+        "environment": environment(),
+        "scores": [asdict(each) for each in found],
+        "choices": [asdict(each) for each in chosen],
+    }
     (RESULTS / "learned_records.json").write_text(json.dumps(result, indent=1) + "\n")
     method = (__doc__ or "").split("Usage:")[0]
-    text = f"# What one's own runs teach, on runs held aside\n\n{method}{WORDS}\n{report(found)}"
+    text = f"# What one's own runs teach, on runs held aside\n\n{method}{WORDS}\n{report(found)}\n"
+    text += f"## Plans chosen by step time, CPU\n\n{learned_choices.__doc__}\n{learned_choices.report(chosen)}"
     (RESULTS / "learned_records.md").write_text(text)
-    print(report(found))
+    print(text)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,17 @@
 """Step times corrected by the user's own runs on the same device.
 
-How much a prediction is off depends on the model more than on anything else, so the correction is found in four steps:
-from all runs on the device, then those with the plan's activation checkpointing (in both the median of the models'
-medians, where there are three models); then those of the plan's model, and of these the ones of its strategy (the
-median of their setups). Each step moves the correction from the one before by n / (n + 5) of what its n models or
-setups say, on a logarithmic scale: many decide, few hardly count, and a plan that is like none of them gets what the
-broader ones say, so that plans stay comparable. With fewer than five setups of a device nothing is corrected.
-Repetitions of a setup count once, with the newest.
+How much a prediction is off depends on the model more than on anything else. The correction is a sum of four parts, on
+a logarithmic scale:
+
+1. what the device's models say, the median of their medians;
+2. by how much those with the plan's activation checkpointing differ from that;
+3. by how much the plan's own model differs from 1 and 2 together, the median of its setups;
+4. by how much its runs under the plan's strategy differ from all of the model's.
+
+Each part counts for n / (n + 5), n being the models (1 and 2, from three on) or setups (3 and 4) behind it: many
+decide, few hardly count. A plan like none on record gets what the broader parts say: a device that is slower than
+predicted is so for every strategy, whichever of them was run. With fewer than five setups of a device nothing is
+corrected. Repetitions of a setup count once, with the newest.
 
 Unlike a predicted peak, a step time is moved: a wrong one costs speed and cannot make a plan fail. Runs count for the
 rates that they were predicted from: after another `scaling calibrate` they are of no use.
@@ -19,7 +24,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -100,14 +105,32 @@ def correction_from(
     alike = [each for each in errors if each.activation_checkpointing is activation_checkpointing]
     of_model = [each for each in errors if each.model == model]
     of_strategy = [each for each in of_model if each.strategy is strategy]
-    by_model = [found for group in (errors, alike) if len(found := _medians(group)) >= FEWEST_MODELS]
-    moved = 0.0
-    for ratios in (*by_model, _ratios(of_model), _ratios(of_strategy)):
-        if ratios:
-            moved += len(ratios) / (len(ratios) + HALF_WAY) * (math.log(statistics.median(ratios)) - moved)
+    moved = _by_models(errors, alike)
+    if of_model:
+        ratios = _ratios(of_model)
+        moved += _part(ratios, beyond=moved)
+        moved += _part(_ratios(of_strategy), beyond=_center(ratios))
     factor = math.exp(moved)
     source = f"your {count} records on {errors[0].device}, {len(_ratios(of_model)) or 'none'} of them of this model"
     return StepCorrection(factor=factor, measured=_range((of_strategy, of_model), factor), source=source)
+
+
+def _by_models(errors: Sequence[TimeErrors], alike: Sequence[TimeErrors]) -> float:
+    """Return what the models of a device say of one that need not be among them."""
+    all_models, models_alike = _medians(errors), _medians(alike)
+    if len(all_models) < FEWEST_MODELS:
+        return 0.0
+    moved = _part(all_models, beyond=0.0)
+    return moved + (_part(models_alike, beyond=_center(all_models)) if len(models_alike) >= FEWEST_MODELS else 0.0)
+
+
+def _part(ratios: Sequence[float], *, beyond: float) -> float:
+    """Return by how much ratios differ from ``beyond``, as far as their number makes it believable; 0 for none."""
+    return len(ratios) / (len(ratios) + HALF_WAY) * (_center(ratios) - beyond) if ratios else 0.0
+
+
+def _center(ratios: Sequence[float]) -> float:
+    return math.log(statistics.median(ratios))
 
 
 def _medians(errors: Iterable[TimeErrors]) -> list[float]:
