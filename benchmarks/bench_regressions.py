@@ -130,10 +130,10 @@ def _axes() -> Axes:
 @contextmanager
 def _made_worse(arm: str, cell: Planned) -> Iterator[None]:
     """Let the processes that are started inside load the hook, as the arm says."""
-    assert cell.cell.decision is not None
+    assert cell.cell.prediction is not None
     before = dict(os.environ)
     path = os.pathsep.join(filter(None, [str(HOOKS), before.get("PYTHONPATH")]))
-    leak = round(LEAK * cell.cell.decision.estimate.peak_allocated_bytes)
+    leak = round(LEAK * cell.cell.prediction.peak_allocated_bytes)
     os.environ |= {"PYTHONPATH": path, "BENCH_REGRESSION": arm, "BENCH_REGRESSION_BYTES": str(leak)}
     try:
         yield

@@ -77,6 +77,7 @@ class Bencher:
         self._folder, self._limits, self._run = folder, limits, run
         self._start = time.monotonic()
         self._walls: list[float] = []
+        self._decisions = {each.cell.name: each.decision for each in planned}
         self._results = {each.cell.name: self._begun(each, environment) for each in planned}
         for result in self._results.values():
             self._walls += [one.wall_s for one in result.done]
@@ -138,7 +139,7 @@ class Bencher:
             _Task(result=result, decision=decision, number=number)
             for number in range(1, self._limits.repeats + 1)
             for result in self._results.values()
-            if (decision := result.cell.decision) is not None
+            if (decision := self._decisions[result.cell.name]) is not None
             and all(run.outcome is Outcome.DONE for run in result.runs)
             and len(result.runs) < number
         ]

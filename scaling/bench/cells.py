@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
-from scaling.bench.result import Cell, Choice, Environment
+from scaling.bench.result import Cell, Choice, Environment, Prediction
 from strategies.decision import Decision
 from strategies.emit.commands import LauncherName
 from strategies.job import Job
 from strategies.load_model import resolve_model
-from strategies.plan import OffloadDevice
+from strategies.plan import OffloadDevice, Plan
 from strategies.serialize import plain
+
+if TYPE_CHECKING:
+    from scaling.levels import Question
 
 KEY_DIGITS = 8
 
@@ -28,21 +32,84 @@ class Running:
     environment: Environment
 
 
-def unplanned_cell(choice: Choice, running: Running, *, model: str, job: Job, gpus: int) -> Cell:
+def unplanned_cell(choice: Choice, running: Running, *, question: Question) -> Cell:
     """Return the cell of a choice that has no plan."""
-    facts = {"model": _hash(resolve_model(model).config), "choice": plain(choice), "job": plain(job)}
-    return _named(choice, None, running, facts=facts, gpus=gpus)
+    config = resolve_model(question.model).config
+    key = _hash(
+        {
+            "model": config,
+            "choice": plain(choice),
+            "job": _given(question.job),
+            "gpus": question.cluster.gpus,
+            "settings": running.settings,
+        }
+    )
+    return Cell(
+        name=_name(choice, running, key=key),
+        key=key,
+        choice=choice,
+        model=question.model,
+        num_params=question.spec.num_params,
+        precision=question.job.precision,
+        gpus=question.cluster.gpus,
+        is_cpu=question.cluster.gpu.is_cpu,
+        settings=running.settings,
+        warm_up_steps=running.warm_up_steps,
+        timed_steps=running.timed_steps,
+        prediction=None,
+        plan=None,
+    )
 
 
 def planned_cell(choice: Choice, decision: Decision, running: Running) -> Cell:
     """Return the cell of a choice and its plan."""
-    facts = {
-        "model": _hash(resolve_model(decision.model).config),
-        "job": plain(decision.job),
-        "plan": plain(decision.plan),
-        "launcher": choice.launcher,
+    key = _hash(
+        {
+            "model": resolve_model(decision.model).config,
+            "job": _given(decision.job),
+            "plan": _given(decision.plan),
+            "launcher": choice.launcher,
+            "gpus": decision.cluster.gpus,
+            "settings": running.settings,
+        }
+    )
+    return Cell(
+        name=_name(choice, running, key=key),
+        key=key,
+        choice=choice,
+        model=decision.model,
+        num_params=decision.num_params,
+        precision=decision.job.precision,
+        gpus=decision.cluster.gpus,
+        is_cpu=decision.cluster.gpu.is_cpu,
+        settings=running.settings,
+        warm_up_steps=running.warm_up_steps,
+        timed_steps=running.timed_steps,
+        prediction=_prediction(decision),
+        plan=plain(decision),
+    )
+
+
+def _prediction(decision: Decision) -> Prediction | None:
+    estimate = decision.estimate
+    if not estimate.memory.phases:
+        return None
+    return Prediction(
+        level=estimate.level,
+        peak_allocated_bytes=estimate.peak_allocated_bytes,
+        interval=estimate.interval,
+        step_s=decision.time.total_s if decision.time else None,
+        memory=estimate.memory,
+    )
+
+
+def _given(noun: Job | Plan) -> dict[str, object]:
+    """Return what is not as it is by default: a setting that comes with a later version does not make another cell."""
+    return {
+        field.name: plain(getattr(noun, field.name))
+        for field in fields(noun)
+        if getattr(noun, field.name) != field.default
     }
-    return _named(choice, decision, running, facts=facts, gpus=decision.cluster.gpus)
 
 
 def choice_of(name: str, decision: Decision, launcher: LauncherName) -> Choice:
@@ -61,10 +128,9 @@ def choice_of(name: str, decision: Decision, launcher: LauncherName) -> Choice:
     )
 
 
-def _named(choice: Choice, decision: Decision | None, running: Running, *, facts: dict[str, object], gpus: int) -> Cell:
-    """Return the cell with its key, and a file name that is another one wherever anything else decides the result."""
+def _name(choice: Choice, running: Running, *, key: str) -> str:
+    """Return a file name that is another one wherever anything that decides the result is."""
     environment = running.environment
-    key = _hash({**facts, "gpus": gpus, "settings": running.settings})
     identity = _hash(
         {
             "key": key,
@@ -89,16 +155,7 @@ def _named(choice: Choice, decision: Decision | None, running: Running, *, facts
         choice.launcher,
         identity,
     ]
-    return Cell(
-        name="-".join(words),
-        key=key,
-        choice=choice,
-        gpus=gpus,
-        settings=running.settings,
-        warm_up_steps=running.warm_up_steps,
-        timed_steps=running.timed_steps,
-        decision=decision,
-    )
+    return "-".join(words)
 
 
 def _hash(value: object) -> str:

@@ -33,6 +33,8 @@ class Planned:
     """One cell, and why it is not run, where it is not."""
 
     cell: Cell
+    decision: Decision | None
+    """What is run; None where there can be no such plan."""
     refused: str = ""
 
 
@@ -50,7 +52,7 @@ def planned_cells(
             _require_possible(decision, choice.launcher, runs_too_large=runs_too_large)
         except ScalingError as error:
             refused = str(error)
-        yield Planned(cell=_cell(choice, decision, question, running), refused=refused)
+        yield Planned(cell=_cell(choice, decision, question, running), decision=decision, refused=refused)
 
 
 def cells_of_plans(
@@ -67,7 +69,8 @@ def cells_of_plans(
             _require_possible(decision, launcher, runs_too_large=runs_too_large)
         except ScalingError as error:
             refused = str(error)
-        yield Planned(cell=planned_cell(choice_of(name, decision, launcher), decision, running), refused=refused)
+        cell = planned_cell(choice_of(name, decision, launcher), decision, running)
+        yield Planned(cell=cell, decision=decision, refused=refused)
 
 
 def _decision(choice: Choice, question: Question, *, level: Level) -> Decision:
@@ -123,4 +126,4 @@ def _require_possible(decision: Decision, launcher: LauncherName, *, runs_too_la
 def _cell(choice: Choice, decision: Decision | None, question: Question, running: Running) -> Cell:
     if decision is not None:
         return planned_cell(choice, decision, running)
-    return unplanned_cell(choice, running, model=question.model, job=question.job, gpus=question.cluster.gpus)
+    return unplanned_cell(choice, running, question=question)

@@ -64,8 +64,8 @@ def _legend(figure: Any, causes: set[str]) -> None:
 
 
 def _profiles(result: CellResult) -> tuple[MemoryProfile | None, MemoryProfile | None]:
-    run, decision = result.lowest_memory, result.cell.decision
-    return decision.estimate.memory if decision else None, run.measured if run else None
+    run, prediction = result.lowest_memory, result.cell.prediction
+    return prediction.memory if prediction else None, run.measured if run else None
 
 
 def _stack(axes: Any, causes: CauseBytes | None, total: int, place: float, *, size: int) -> set[str]:

@@ -85,8 +85,7 @@ def write_pictures(bench: Bench, folder: Path) -> list[Path]:
 
 def _title(what: str, cells: list[CellResult]) -> str:
     first = cells[0]
-    decision = first.cell.decision
-    path = Path(decision.model if decision else "")
+    path = Path(first.cell.model)
     model = path.parent.name if path.name == "config.json" else path.name
     facts = f"{model} on {first.cell.gpus} ranks, {first.environment.device}"
     return f"{what}: {facts}\n{shared(cells)}"

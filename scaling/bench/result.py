@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-from strategies.decision import Decision
 from strategies.emit.commands import LauncherName
-from strategies.estimate import MemoryProfile
+from strategies.estimate import Interval, Level, MemoryProfile
+from strategies.job import Precision
 from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
 
 VERSION = 1
@@ -43,6 +44,21 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What was expected of a plan before it was run."""
+
+    level: Level
+    peak_allocated_bytes: int
+    """Live tensors of the rank that holds most."""
+    interval: Interval | None
+    """Of the measured peak, 90 %."""
+    step_s: float | None
+    """None where the rates of the device are not known."""
+    memory: MemoryProfile
+    """By phase and cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """One thing to run, with everything that decides what it does."""
 
@@ -51,14 +67,22 @@ class Cell:
     key: str
     """Of what is trained and how, on any machine with any versions: cells of two results with one key are compared."""
     choice: Choice
+    model: str
+    """As it was named."""
+    num_params: int
+    precision: Precision
     gpus: int
+    is_cpu: bool
+    """Whether ranks run on the processor."""
     settings: tuple[str, ...]
     """Of training, as name=value."""
     warm_up_steps: int
     """Not timed; the memory meter of CPU ranks runs in them."""
     timed_steps: int
-    decision: Decision | None
-    """The plan with what was predicted for it; None where there can be no such plan."""
+    prediction: Prediction | None
+    """None where there can be no such plan."""
+    plan: dict[str, Any] | None
+    """All of plan.json, for people: nothing here reads it, so that results outlive its format."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -176,14 +200,12 @@ class CellResult:
 
     @property
     def predicted_peak_bytes(self) -> int | None:
-        decision = self.cell.decision
-        return decision.estimate.peak_allocated_bytes if decision and decision.estimate.memory.phases else None
+        return self.cell.prediction.peak_allocated_bytes if self.cell.prediction else None
 
     @property
     def predicted_step_s(self) -> float | None:
         """None where the rates of the device are not known."""
-        decision = self.cell.decision
-        return decision.time.total_s if decision and decision.time else None
+        return self.cell.prediction.step_s if self.cell.prediction else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

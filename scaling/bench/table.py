@@ -28,11 +28,12 @@ def heading(bench: Bench) -> list[str]:
     """Return the model, the device and what is the same in all cells."""
     first = bench.cells[0]
     cell, environment = first.cell, first.environment
-    decision = next((each.cell.decision for each in bench.cells if each.cell.decision), None)
-    model = f"{decision.model}: {decision.num_params:,} parameters, {decision.job.precision}" if decision else "no plan"
+    models = dict.fromkeys(
+        f"{each.cell.model}: {each.cell.num_params:,} parameters, {each.cell.precision}" for each in bench.cells
+    )
     threads = f"{environment.num_cores} cores, {environment.omp_num_threads} threads a rank"
     return [
-        f"{model}, {cell.gpus} ranks on {environment.device} ({threads})",
+        f"{'; '.join(models)}, {cell.gpus} ranks on {environment.device} ({threads})",
         f"all cells: {shared(bench.cells)}" if shared(bench.cells) else "all cells differ in all settings",
         f"each run: {cell.timed_steps} timed steps after {cell.warm_up_steps} of warm-up, in fresh processes",
     ]
@@ -102,7 +103,7 @@ def _aligned(rows: list[list[str]]) -> Iterator[str]:
 
 def meanings(bench: Bench) -> Iterator[str]:
     """Yield what the columns are."""
-    is_cpu = any(each.cell.decision and each.cell.decision.cluster.gpu.is_cpu for each in bench.cells)
+    is_cpu = any(each.cell.is_cpu for each in bench.cells)
     counted = "by the storage meter in the first three steps" if is_cpu else "by CUDA's allocator"
     yield f"predicted, measured: live tensors at the highest moment on the rank that holds most; counted {counted}"
     yield "step: median over runs of each one's median step; min, max: of all timed steps"
@@ -123,7 +124,7 @@ def problems(bench: Bench) -> list[str]:
 def csv_text(bench: Bench) -> str:
     """Return one row a cell, with every setting; bytes and seconds as plain numbers, empty where there is none."""
     fields: list[tuple[str, Callable[[CellResult], object]]] = [
-        ("model", lambda each: each.cell.decision.model if each.cell.decision else None),
+        ("model", lambda each: each.cell.model),
         *((name.replace(" ", "_"), _of_choice(value)) for name, value in AXES),
         ("gpus", lambda each: each.cell.gpus),
         ("outcome", lambda each: each.outcome),

@@ -84,6 +84,6 @@ def bench(*runs: Run, environment: Environment = ENVIRONMENT) -> Bench:
 
 def as_predicted(cell: Planned, *, step_s: float) -> Run:
     """A run whose memory is exactly what was predicted, by phase and cause."""
-    assert cell.cell.decision is not None
-    estimate = cell.cell.decision.estimate
-    return replace(done(step_s, peak_bytes=estimate.peak_allocated_bytes, cpu_s=step_s), measured=estimate.memory)
+    predicted = cell.cell.prediction
+    assert predicted is not None
+    return replace(done(step_s, peak_bytes=predicted.peak_allocated_bytes, cpu_s=step_s), measured=predicted.memory)

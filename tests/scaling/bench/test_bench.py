@@ -52,7 +52,7 @@ def test_rounds_go_over_all_cells_and_predictions_are_stored_before(runner: Runn
     cells = planned(TWO)
     finished = finish(cells, runner, replace(ONCE, repeats=2))
     assert runner.ran == ["ddp 1", "fsdp2 1", "ddp 2", "fsdp2 2"]
-    predicted = [each.cell.decision.estimate.peak_allocated_bytes for each in cells if each.cell.decision]
+    predicted = [each.decision.estimate.peak_allocated_bytes for each in cells if each.decision]
     assert runner.predicted == predicted * 2
     assert read_bench(runner.folder).cells == finished.cells
 

@@ -38,7 +38,7 @@ def test_what_no_strategy_can_do_is_a_refused_cell_beside_the_others() -> None:
         axes(strategies=(StrategyName.DDP, StrategyName.ZERO2), offload_optimizer=(OffloadDevice.CPU,))
     )
     assert "offload_optimizer=cpu" in ddp.refused
-    assert (ddp.cell.decision, fsdp2.refused) == (None, "")
+    assert (ddp.decision, fsdp2.refused) == (None, "")
 
 
 def test_what_does_not_fit_by_its_prediction_is_refused_unless_asked_for() -> None:
