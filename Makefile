@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TENSORFLOW_STAMP := $(VENV)/.installed-tensorflow
 
-.PHONY: install install-tensorflow demo test test-quick check format clean
+.PHONY: install install-tensorflow demo test test-quick bench check format clean
 
 install: $(STAMP)
 
@@ -32,6 +32,10 @@ test: $(TENSORFLOW_STAMP)
 
 test-quick: $(STAMP)
 	$(BIN)/python -m pytest -m "not gpu and not tensorflow and not distributed and not slow" -n 2 --ignore tests/scaling/tensorflow
+
+# The README's figures; half an hour on two idle cores.
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.suite
 
 check: $(STAMP)
 	$(BIN)/ruff check .
