@@ -72,6 +72,7 @@ def test_a_healthy_machine_and_a_plan_that_runs_on_it(cpu_file: Path, tmp_path: 
     assert answer["facts"]["devices"]["cpu_cores"] > 0
 
 
+@pytest.mark.deepspeed
 def test_a_machine_without_a_compiler(nvme_file: Path, tmp_path: Path) -> None:
     bare = str(tmp_path)  # nothing is on PATH
     extensions = {"TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}

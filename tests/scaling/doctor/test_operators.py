@@ -19,6 +19,7 @@ from scaling.doctor.torch_build import TorchBuild, package_folder, read_build
 from scaling.severity import Severity
 from tests.scaling.doctor.plans import CPU, NVME, cpu_plan, gpu_plan, told
 
+pytestmark = pytest.mark.deepspeed
 NVCC = "Cuda compilation tools, release 13.0, V13.0.88\n"
 
 
