@@ -1,7 +1,7 @@
 """Predicted beside measured on one real GPU: peaks, allocated and reserved, and the time of a step.
 
-Method: Llama-3.2-1B with random weights under plans that one large GPU holds (the largest is predicted to need about
-60 GiB): DDP on one rank without and with activation checkpointing, with the fused loss, in two micro batches and two
+Method: Llama-3.2-1B with random weights under plans that one GPU with 40 GB holds (the largest is predicted to need
+36 GiB): DDP on one rank without and with activation checkpointing, with the fused loss, in two micro batches and two
 precisions, and FSDP2 on one rank. A process for each plan, so that none inherits the other's cached memory: the engine
 that training uses runs two optimizer steps, an evaluation and the gathering of a save on made-up samples, while
 `CudaMeter` reads the allocator's peaks of every phase; then eight steps without the meter are timed, the first two
@@ -22,7 +22,7 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -125,12 +125,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--gpu", default=AUTO, help="its name in configs/gpus.csv, where it is not recognised")
     cluster = here(parser.parse_args(arguments).gpu)
     print(f"{cluster.gpu.name}, {cluster.gpu.source}", flush=True)
+    decisions = fitting(cluster, SETUPS)
+    store([], decisions)
     rows = []
-    for row in run(cluster, SETUPS):
-        rows.append(row)
-        print(_line(row), flush=True)
+    for decision in decisions:
+        rows.append(row_of(decision))
+        store(rows, decisions)
+        print(_line(rows[-1]), flush=True)
+
+
+def store(rows: Sequence[Row], decisions: Sequence[Decision]) -> None:
+    """Write what is predicted, and what is measured so far."""
     stored = {
-        "environment": environment() | {"gpu": torch.cuda.get_device_name(), "planned_as": cluster.gpu.name},
+        "environment": environment() | {"gpu": torch.cuda.get_device_name()},
+        "predicted": [asdict(decision) for decision in decisions],
         "rows": [asdict(row) for row in rows],
     }
     (RESULTS / "on_gpu.json").write_text(json.dumps(stored, indent=1) + "\n")
@@ -164,14 +172,17 @@ def as_preset(found: Gpu) -> Gpu:
     return found
 
 
-def run(cluster: Cluster, setups: Sequence[Setup], *, model: str = MODEL, seq_len: int = SEQ_LEN) -> Iterator[Row]:
-    """Yield every setup that is predicted to fit, measured; say which are left out."""
-    for setup in setups:
-        decision = decision_of(setup, cluster=cluster, model=model, seq_len=seq_len)
-        if decision.estimate.device_bytes > cluster.gpu.memory_bytes:
-            print(f"left out, predicted not to fit: {setup}", flush=True)
-            continue
-        yield row_of(decision)
+def fitting(cluster: Cluster, setups: Sequence[Setup], *, model: str = MODEL, seq_len: int = SEQ_LEN) -> list[Decision]:
+    """Return the setups that are predicted to fit, with their predictions; say which are left out."""
+    decisions = [decision_of(setup, cluster=cluster, model=model, seq_len=seq_len) for setup in setups]
+    for decision in decisions:
+        if not _fits(decision):
+            print(f"left out, predicted not to fit: {describe_plan(decision.plan)}", flush=True)
+    return [decision for decision in decisions if _fits(decision)]
+
+
+def _fits(decision: Decision) -> bool:
+    return decision.estimate.device_bytes <= decision.cluster.gpu.memory_bytes
 
 
 def decision_of(setup: Setup, *, cluster: Cluster, model: str, seq_len: int) -> Decision:
