@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -199,19 +200,19 @@ def _step_costs(
     slower, and not one engine alone.
     """
     shared = Shared(config=config, checkpointing=checkpointing, num_ranks=watch.num_ranks, seq_len=seq_len)
-    engines = {kind: _engine(watch, kind, shared) for kind in kinds}
     batch = causal_batch(random_ids(shared.decision(Kind(strategy=StrategyName.DDP)), config))
     short, long = dict.fromkeys(kinds, float("inf")), dict.fromkeys(kinds, float("inf"))
-    try:
+    engines: dict[Kind, Engine] = {}
+    with ExitStack() as open_engines:
+        for kind in kinds:
+            engines[kind] = _engine(watch, kind, shared)
+            open_engines.callback(engines[kind].close)
         for turn in range(watch.repeats(REPEATS)):
             for kind, engine in engines.items():
                 # States appear in the first two steps of an engine; later one step brings the engine into the caches.
                 warm_up = 2 if turn == 0 else 1
                 short[kind] = min(short[kind], _seconds(watch, engine, [batch], warm_up=warm_up))
                 long[kind] = min(long[kind], _seconds(watch, engine, [batch] * MICRO_BATCHES))
-    finally:
-        for engine in engines.values():
-            engine.close()
     return {kind: step_cost(short[kind], long[kind]) for kind in kinds}
 
 
