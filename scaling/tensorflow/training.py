@@ -26,7 +26,7 @@ from scaling.plan_file import read_plan
 from scaling.recovery.stopped import Stopped
 from scaling.run_folder import CONFIG_FILE, FINAL_FOLDER, SUMMARY_FILE, check_run_folder, open_run_folder
 from scaling.tensorflow.mirrored import MirroredEngine, build_mirrored_engine
-from scaling.tensorflow.saving import check_resume, continues
+from scaling.tensorflow.saving import AUTO, NONE, check_resume, continues
 from scaling.tensorflow.trainer import Trainer
 from scaling.tensorflow.weights import load_hugging_face, save_hugging_face
 from scaling.train_config import DryRun, NonFinite, OnSaveFailure, TaskName, TrainConfig
@@ -101,6 +101,7 @@ def prepare(config: TrainConfig) -> Prepared:
         continues=continues(config),
     )
     model_config = build_config(resolved)
+    resumed = continues(config) or config.resume not in (AUTO, NONE)
     return Prepared(
         decision=decision,
         resolved=resolved,
@@ -108,7 +109,7 @@ def prepare(config: TrainConfig) -> Prepared:
         weights=choose_weights(resolved, init=config.init),
         data=open_training_data(config, decision, model_config=model_config, show_progress=True),
         utilisation=utilisation_of(decision, spec),
-        record=record_of(decision, spec, source="scaling.tensorflow.train", resumed=continues(config)),
+        record=record_of(decision, spec, source="scaling.tensorflow.train", resumed=resumed),
     )
 
 

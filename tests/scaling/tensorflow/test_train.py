@@ -23,6 +23,7 @@ from scaling.cli import app
 from scaling.engines.loss_scale import Outcome
 from scaling.tensorflow.mirrored import LossSums, MirroredEngine, MirroredStep
 from scaling.tensorflow.train import main
+from strategies.learning.run_store import read_runs, required_path
 from tests.scaling.decisions import plan_tiny
 from tests.scaling.launching import REPOSITORY, run_cli
 
@@ -69,6 +70,11 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path, capfd: pytest.Cap
     ]
     assert told[0] == told[1]
     assert len(told[0]) == 8 + 2
+
+    by_whole, by_resumed = read_runs(required_path())
+    assert (by_whole.resumed, by_resumed.resumed) == (False, True)
+    assert by_whole.measured_allocated_bytes == lines(tmp_path / "whole")[-2]["peak_allocated_bytes"]
+    assert by_whole.measured_step_s is not None
 
     last = str(killed / "checkpoints" / "ckpt-8")
     assert main([*flags(tmp_path, out="elsewhere", steps=8), "--resume", last]) == 2
