@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strategies.decision import Decision
+from strategies.errors import PlanError
 from strategies.memory.host import PROCESS_BYTES
 from strategies.planner.safety import needed_bytes
 from strategies.units import format_bytes
@@ -49,16 +50,24 @@ class HostMoment:
         return ", ".join(f"{name} {format_bytes(size)}" for name, size in largest if size)
 
 
+def device_bytes(decision: Decision) -> int | None:
+    """Return the memory of one rank's device, at the plan's safety; None where nothing was predicted."""
+    estimate = decision.estimate
+    if not estimate.memory.phases:
+        return None
+    try:
+        return needed_bytes(estimate, cluster=decision.cluster, safety=decision.safety)
+    except PlanError:  # no runs on record for such an interval, which may have been another user's
+        return estimate.device_bytes
+
+
 def host_moments(decision: Decision) -> tuple[HostMoment, ...]:
     """Return loading, initialising, training and saving; empty where the plan's estimate says nothing of the host."""
     host, cluster = decision.estimate.host, decision.cluster
     if host is None:
         return ()
     processes = cluster.ranks_per_node * PROCESS_BYTES
-    devices = 0
-    if cluster.gpu.is_cpu and decision.estimate.memory.phases:
-        one = needed_bytes(decision.estimate, cluster=cluster, safety=decision.safety)
-        devices = cluster.ranks_per_node * one
+    devices = cluster.ranks_per_node * (device_bytes(decision) or 0) if cluster.gpu.is_cpu else 0
     later = {
         "while buffers are pinned": host.initialise,
         "in training": host.steady,

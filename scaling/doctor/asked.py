@@ -9,10 +9,8 @@ from pathlib import Path
 from scaling.check_plan import FROM_BITSANDBYTES
 from strategies.decision import Decision
 from strategies.emit.deepspeed import STAGES
-from strategies.errors import PlanError
-from strategies.host_needs import HostMoment, highest_moment
+from strategies.host_needs import HostMoment, device_bytes, highest_moment
 from strategies.plan import Framework, OffloadDevice
-from strategies.planner.safety import needed_bytes
 
 PIN_BACKEND = "DS_PIN_MEMORY_BACKEND"
 """``native``: DeepSpeed 0.19.8 locks what it pins by ``mlock``, by an operator it compiles (utils/pin_memory.py)."""
@@ -70,13 +68,7 @@ class Needs:
     @property
     def device_bytes(self) -> int | None:
         """Of one rank's device, at the plan's safety; None where nothing was predicted."""
-        estimate = self.decision.estimate
-        if not estimate.memory.phases:
-            return None
-        try:
-            return needed_bytes(estimate, cluster=self.decision.cluster, safety=self.decision.safety)
-        except PlanError:  # no runs on record for such an interval, which may have been another user's
-            return estimate.device_bytes
+        return device_bytes(self.decision)
 
     @property
     def host_bytes(self) -> int | None:

@@ -18,7 +18,7 @@ from scaling.train_config import TrainConfig
 from strategies.decision import Decision
 from strategies.detect import HostMemory, free_swap_bytes, host_memory
 from strategies.host_needs import host_moments
-from strategies.memory.host import SAVE_PIECE_BYTES
+from strategies.memory.host import SAVE_PIECE_BYTES, built_element_bytes
 from strategies.units import format_bytes
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class HostGuard:
         Raises:
             TrainingError: it surely does not fit, a whole one on every rank.
         """
-        built = self._decision.num_params * self._decision.job.precision.weight_bytes
+        built = self._decision.num_params * built_element_bytes(self._decision.job.precision)
         if is_built and (problem := self._lacks(self._ranks_here * built)):
             raise TrainingError(f"loading takes a whole model on every rank, {problem}: {KILLED}; {self._advice()}")
         moments = host_moments(self._decision)

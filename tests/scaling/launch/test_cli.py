@@ -294,3 +294,21 @@ def test_a_plan_for_tensorflow_is_one_process(
     script = capsys.readouterr().out
     assert "trap 'kill -USR1 \"$launcher\"' USR1 TERM" in script
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+def test_submit_hands_the_script_to_sbatch_and_its_exit_code_on(
+    plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["launch", "--plan", str(plan), "--launcher", "slurm", "--submit", *TRAIN]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run_cli(monkeypatch, words) == 2
+    assert "sbatch is not installed" in capsys.readouterr().err
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text(f"#!/bin/bash\nexec /bin/cat > {tmp_path}/job.sh\n")
+    sbatch.chmod(0o755)
+    assert run_cli(monkeypatch, words) == 0
+    script = (tmp_path / "job.sh").read_text()
+    assert capsys.readouterr().out == ""
+    assert "--steps 3 --out run --resume auto &" in script  # or a job that is queued again would start anew
+    sbatch.write_text("#!/bin/bash\nexit 1\n")
+    assert run_cli(monkeypatch, words) == 1
