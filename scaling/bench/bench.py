@@ -157,7 +157,7 @@ class Bencher:
         """Return which run it is, what is predicted, and how long everything will take."""
         estimate = task.decision.estimate
         seconds = sum(map(self._expected_s, [task, *rest]))
-        eta = f"about {format_seconds(seconds, digits=2)} left for all" if seconds else "time left not known yet"
+        eta = f"about {format_seconds(round(seconds), digits=3)} left for all" if seconds else "time left not known yet"
         run = f"run {task.number} of {self._limits.repeats}" if self._limits.repeats > 1 else "1 run"
         return f"{run}: predicted peak {format_bytes(estimate.peak_allocated_bytes)}; {eta}"
 
