@@ -9,7 +9,7 @@ the real ``scaling.train`` under torchrun. Then every bench is compared with eve
 expected is that both changes are flagged against all five, each by its own measure and no other, and that none of the
 ten pairs of identical ones is.
 
-Usage: ``python -m benchmarks.bench_regressions [--rounds 8] [--out FOLDER]`` (about 14 s a run, 56 runs: 13 minutes on
+Usage: ``python -m benchmarks.bench_regressions [--rounds 8] [--out FOLDER]`` (about 20 s a run, 56 runs: 20 minutes on
 two free cores; a folder that is there is gone on with); writes ``benchmarks/results/bench_regressions.json`` and
 ``.md``; exit code 1 where something is not as expected.
 """
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -162,7 +163,8 @@ def report(rows: list[Row], benches: dict[str, Bench], *, rounds: int) -> str:
     lines = [
         "# Regressions that a bench comparison tells",
         "",
-        f"Method: `benchmarks/bench_regressions.py`; {rounds} runs of each, {TIMED_STEPS} timed steps a run.",
+        f"Method: `benchmarks/bench_regressions.py`; {rounds} runs of each, {TIMED_STEPS} timed steps a run. Load of the "
+        f"machine before runs: {_loads(benches)}; two ranks make 2 by themselves.",
         "",
         "| arm | step, s: median of runs (lowest to highest) | CPU s a step: likewise | peak |",
         "|---|---|---|---|",
@@ -175,6 +177,12 @@ def report(rows: list[Row], benches: dict[str, Bench], *, rounds: int) -> str:
         f"{sum(row.is_right for row in rows)} of {len(rows)} comparisons as expected.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _loads(benches: dict[str, Bench]) -> str:
+    """Return median and range of the load averages, in words."""
+    loads = sorted(run.load_before for bench in benches.values() for cell in bench.cells for run in cell.done)
+    return f"{statistics.median(loads):.1f} ({loads[0]:.1f} to {loads[-1]:.1f})"
 
 
 def _arm(arm: str, bench: Bench) -> str:
