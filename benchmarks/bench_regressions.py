@@ -163,8 +163,8 @@ def report(rows: list[Row], benches: dict[str, Bench], *, rounds: int) -> str:
     lines = [
         "# Regressions that a bench comparison tells",
         "",
-        f"Method: `benchmarks/bench_regressions.py`; {rounds} runs of each, {TIMED_STEPS} timed steps a run. Load of the "
-        f"machine before runs: {_loads(benches)}; two ranks make 2 by themselves.",
+        f"Method: `benchmarks/bench_regressions.py`; {rounds} runs of each, {TIMED_STEPS} timed steps a run. Load of "
+        f"the machine before runs: {_loads(benches)}; two ranks make 2 by themselves.",
         "",
         "| arm | step, s: median of runs (lowest to highest) | CPU s a step: likewise | peak |",
         "|---|---|---|---|",
