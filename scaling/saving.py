@@ -19,7 +19,7 @@ from scaling.checkpoint.snapshot import RunFacts
 from scaling.engines.base import Engine
 from scaling.run_folder import CHECKPOINTS_FOLDER, CONFIG_FILE
 from scaling.schedule import LearningRate
-from scaling.train_config import OnSaveFailure, TrainConfig
+from scaling.train_config import AUTO, NONE, OnSaveFailure, TrainConfig
 from scaling.training_data import TrainingData
 from scaling.watching.records import SaveFailureRecord
 from strategies.decision import Decision
@@ -30,8 +30,6 @@ from strategies.serialize import to_json
 from strategies.units import format_bytes
 
 logger = logging.getLogger(__name__)
-AUTO, NONE = "auto", "none"
-"""What ``resume`` may be besides a path."""
 
 
 def check_resume(config: TrainConfig) -> None:

@@ -30,6 +30,8 @@ NOT_NEGATIVE = (
     "decay_every",
     "patience",
 )
+AUTO, NONE = "auto", "none"
+"""What ``resume`` may be besides a path."""
 MAX_SEED = 2**63 - 1
 """torch.manual_seed takes numbers below 2**64 (torch 2.13), and every rank adds its own to the seed."""
 

@@ -17,14 +17,11 @@ from scaling.launch.meeting import nodes_of, starts_all_nodes
 from scaling.launch.world import check_accelerate_file, check_allocation, check_asked, check_not_inside
 from scaling.plan_file import read_plan
 from scaling.train_arguments import PROGRAM, parse_arguments
-from scaling.train_config import TrainConfig
+from scaling.train_config import AUTO, NONE, TrainConfig
 from strategies.decision import Decision
 from strategies.emit.commands import TENSORFLOW_MODULE, LaunchCommand, LauncherName, example_flags, launch_command
 from strategies.emit.slurm import SlurmOptions, slurm_script
 from strategies.plan import Framework
-
-AUTO, NONE = "auto", "none"
-"""Of ``--resume``."""
 
 logger = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from typing import final
 
 from scaling.checkpoint.errors import CheckpointError
 from scaling.run_folder import CHECKPOINTS_FOLDER
-from scaling.saving import AUTO, NONE, identity_of
+from scaling.saving import identity_of
 from scaling.schedule import LearningRate
 from scaling.tensorflow.checkpoint import PREFIX, Checkpoints, RunState, require_checkpoint
 from scaling.tensorflow.mirrored import MirroredEngine
-from scaling.train_config import TrainConfig
+from scaling.train_config import AUTO, NONE, TrainConfig
 from scaling.training_data import TrainingData
 from strategies.decision import Decision
 

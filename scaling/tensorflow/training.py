@@ -26,10 +26,10 @@ from scaling.plan_file import read_plan
 from scaling.recovery.stopped import Stopped
 from scaling.run_folder import CONFIG_FILE, FINAL_FOLDER, SUMMARY_FILE, check_run_folder, open_run_folder
 from scaling.tensorflow.mirrored import MirroredEngine, build_mirrored_engine
-from scaling.tensorflow.saving import AUTO, NONE, check_resume, continues
+from scaling.tensorflow.saving import check_resume, continues
 from scaling.tensorflow.trainer import Trainer
 from scaling.tensorflow.weights import load_hugging_face, save_hugging_face
-from scaling.train_config import DryRun, NonFinite, OnSaveFailure, TaskName, TrainConfig
+from scaling.train_config import AUTO, NONE, DryRun, NonFinite, OnSaveFailure, TaskName, TrainConfig
 from scaling.training_data import TrainingData, open_training_data
 from scaling.watching.loggers import check_loggers
 from scaling.watching.run_records import record_training
