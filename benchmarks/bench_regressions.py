@@ -41,6 +41,7 @@ from strategies.cluster import CPU_NAME
 from strategies.detect import build_cluster
 from strategies.emit.commands import LauncherName
 from strategies.job import Job, Precision
+from strategies.learning.run_store import OFF, VARIABLE
 from strategies.load_model import load_model_spec
 from strategies.plan import ActivationCheckpointing, OffloadDevice, StrategyName
 from strategies.units import format_bytes
@@ -135,7 +136,8 @@ def _made_worse(arm: str, cell: Planned) -> Iterator[None]:
     before = dict(os.environ)
     path = os.pathsep.join(filter(None, [str(HOOKS), before.get("PYTHONPATH")]))
     leak = round(LEAK * cell.cell.prediction.peak_allocated_bytes)
-    os.environ |= {"PYTHONPATH": path, "BENCH_REGRESSION": arm, "BENCH_REGRESSION_BYTES": str(leak)}
+    # Runs that are slow or large on purpose are nothing to learn from.
+    os.environ |= {"PYTHONPATH": path, "BENCH_REGRESSION": arm, "BENCH_REGRESSION_BYTES": str(leak), VARIABLE: OFF}
     try:
         yield
     finally:

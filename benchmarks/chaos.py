@@ -153,6 +153,7 @@ def _rank(command: Command, rank: int, port: int, phases: Any) -> int:
     size = str(command.num_ranks)
     place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     os.environ.update({**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+    os.environ[VARIABLE] = OFF  # runs that were disturbed on purpose are nothing to learn from
     _observe(command.out.with_name(f"{command.out.name}.rank{rank}.{IDS_FILE}"), rank, phases)
     from scaling.train import main
 
