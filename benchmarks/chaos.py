@@ -30,6 +30,7 @@ from benchmarks.environment import environment
 from benchmarks.resume_pieces import largest_difference
 from scaling.checkpoint.names import find_checkpoints
 from scaling.data.order import SampleOrder
+from strategies.learning.run_store import OFF, VARIABLE
 
 RESULTS = Path(__file__).parent / "results"
 STRATEGIES = ("ddp", "fsdp2", "zero2", "zero3")
