@@ -161,7 +161,8 @@ def _initialise(
         # Tensor by tensor; the CPU has the model already.
         CauseBytes(parameters=weight * (whole + (ceil_div(sizes[0], size) if on_cpu else share))),
         all_and_one,
-        CauseBytes(parameters=weight * share, other=master * widened),
+        # A buffer for all partitions, on the host (defragment), or an offloaded optimizer's widened copy.
+        CauseBytes(parameters=weight * share, other=max(weight * share if on_cpu else 0, master * widened)),
         # Gradients of zeros for the largest part, to make the optimizer's states.
         CauseBytes(
             parameters=weight * share,
