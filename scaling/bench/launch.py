@@ -10,6 +10,8 @@ from scaling.ports import free_port
 from strategies.decision import Decision
 from strategies.emit.commands import LauncherName, Nodes, launch_command
 
+OWN_SETTINGS = ("plan", "out", "steps", "measure_steps", "dry_run")
+"""Of training: what a bench decides itself."""
 METERED_STEPS = 3
 """Of CPU ranks; metering slows them, so they are part of the warm-up."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,29 +12,31 @@ import typer
 from typer.core import TyperGroup
 
 from scaling.cli import options
-from strategies.cluster import CPU_NAME
 from strategies.detect import AUTO
 from strategies.emit.commands import LauncherName
 from strategies.errors import PlanError
 from strategies.estimate import Level
-from strategies.job import Job, LossImplementation, OptimizerName, Precision
+from strategies.job import LossImplementation, OptimizerName, Precision
 from strategies.plan import PYTORCH_STRATEGIES, ActivationCheckpointing, OffloadDevice
 
 if TYPE_CHECKING:
-    from scaling.bench.axes import Axes
     from scaling.bench.bench import Finished
-    from scaling.bench.cells import Running
-    from scaling.bench.matrix import Planned
     from scaling.bench.result import Bench
-    from scaling.levels import Question
 
 NONE_RAN = 1
 """The exit code where no cell has run to its end."""
 REGRESSED = 1
 """The exit code of ``compare`` where something got worse."""
-CPU_RANKS = 2
 WARM_UP_STEPS = 4
 """The three metered ones, and one more at full speed."""
+
+
+PLAN_SAYS = (
+    *("strategy", "activation_checkpointing", "micro_batch_size", "seq_len", "gradient_accumulation_steps"),
+    *("offload_optimizer", "offload_param", "gpus", "gpu", "gpu_memory_gib", "precision", "optimizer"),
+    *("gradient_clipping", "loss", "level"),
+)
+"""Flags that have no meaning beside a plan file."""
 
 
 class BenchGroup(TyperGroup):
@@ -129,9 +132,12 @@ def run(
     """
     flags = locals()
     from scaling.bench.bench import Bencher, Limits
+    from scaling.cli.bench_cells import planned_from_flags
 
     out = out.expanduser()
-    planned, running = _planned(flags)
+    if plan and model is None:
+        _refuse_beside_plan(flags)
+    planned, running = planned_from_flags(flags)
     limits = Limits(
         repeats=repeats,
         timeout_s=60 * _above_zero(timeout_minutes, "--timeout-minutes"),
@@ -216,80 +222,12 @@ def _bench(finished: Finished) -> Bench:
     return Bench(version=VERSION, cells=finished.cells)
 
 
-def _planned(flags: dict[str, Any]) -> tuple[list[Planned], Running]:
-    """Return the cells that the flags describe, and how they are run."""
-    from scaling.bench.axes import words_of
-    from scaling.bench.matrix import cells_of_plans, planned_cells
-    from scaling.plan_file import read_plan
-
-    model, plans, too_large = flags["model"], flags["plan"] or [], flags["run_too_large"]
-    if (model is None) == (not plans):
-        raise PlanError("give a model, or --plan FILE in its place")
-    if model is None:
-        decisions = [(str(path), read_plan(path.expanduser())) for path in plans]
-        running = _running(flags, decisions[0][1].cluster)
-        launchers = words_of(LauncherName, flags["launcher"], flag="--launcher")
-        return list(cells_of_plans(decisions, launchers, running, runs_too_large=too_large)), running
-    question, axes = _question(flags), _axes(flags)
-    running = _running(flags, question.cluster)
-    cells = planned_cells(axes, question, running, level=flags["level"], runs_too_large=too_large)
-    return list(cells), running
-
-
-def _question(flags: dict[str, Any]) -> Question:
-    """Return the model and the devices of this machine; sequence and batch are each cell's."""
-    from strategies.detect import build_cluster
-
-    gpu, gpus = flags["gpu"], flags["gpus"]
-    if gpu not in (AUTO, CPU_NAME):
-        raise PlanError(f"--gpu {gpu}: plans are run on this machine; give auto or cpu")
-    found = build_cluster(gpu=gpu, gpus=gpus, gpus_per_node=None, gpu_memory_gib=None, host_memory_gib=None)
-    if found.gpu.is_cpu:
-        gpu, gpus = CPU_NAME, gpus or CPU_RANKS  # and the warning that there is no other is told once
-    gpus = gpus or found.gpus
-    job = options.picked(Job, {**flags, "seq_len": 2, "global_batch_size": gpus})
-    return options.question_from_flags(
-        flags["model"], job=job, gpus=gpus, gpu=gpu, gpus_per_node=gpus, gpu_memory_gib=flags["gpu_memory_gib"]
-    )
-
-
-def _axes(flags: dict[str, Any]) -> Axes:
-    from scaling.bench.axes import Axes, numbers_of, strategies_here, words_of
-    from strategies.plan import StrategyName
-
-    def words(kind: Any, name: str) -> Any:
-        return words_of(kind, flags[name], flag=f"--{name.replace('_', '-')}")
-
-    def numbers(name: str) -> tuple[int, ...]:
-        return numbers_of(flags[name], flag=f"--{name.replace('_', '-')}")
-
-    return Axes(
-        strategies=words(StrategyName, "strategy") if flags["strategy"] else strategies_here(),
-        activation_checkpointing=words(ActivationCheckpointing, "activation_checkpointing"),
-        micro_batch_sizes=numbers("micro_batch_size"),
-        seq_lens=numbers("seq_len"),
-        gradient_accumulation_steps=numbers("gradient_accumulation_steps"),
-        offload_optimizer=words(OffloadDevice, "offload_optimizer"),
-        offload_param=words(OffloadDevice, "offload_param"),
-        launchers=words(LauncherName, "launcher"),
-    )
-
-
-def _running(flags: dict[str, Any], cluster: Any) -> Running:
-    """Return how cells are run; settings of training that it would refuse are refused here, before any run."""
-    from scaling.bench.cells import Running
-    from scaling.bench.environment import environment_of
-    from scaling.train_config import resolve
-
-    settings = tuple(flags["set_"] or ())
-    steps = flags["warm_up"] + flags["steps"]
-    resolve(flags={"plan": "-", "out": flags["out"], "steps": steps}, assignments=settings, file=None)
-    return Running(
-        settings=settings,
-        warm_up_steps=flags["warm_up"],
-        timed_steps=flags["steps"],
-        environment=environment_of(cluster),
-    )
+def _refuse_beside_plan(flags: dict[str, Any]) -> None:
+    defaults = inspect.signature(run).parameters
+    given = [name for name in PLAN_SAYS if flags[name] != defaults[name].default]
+    if given:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise PlanError(f"{names} beside --plan, which says it already; leave one of them out")
 
 
 def _above_zero(minutes: float, flag: str) -> float:

@@ -84,10 +84,12 @@ def test_lists_of_words_are_checked() -> None:
     [
         ([], "give a model, or --plan FILE in its place"),
         (["llama-demo", "--plan", "plan.json"], "give a model, or --plan FILE in its place"),
+        (["--plan", "plan.json", "--precision", "fp32"], "--gpus, --precision beside --plan, which says it already"),
         (["llama-demo", "--gpu", "A100-80GB-SXM"], "plans are run on this machine; give auto or cpu"),
         (["llama-demo", "--launcher", "mpirun"], "--launcher 'mpirun' is unknown"),
         (["llama-demo", "--set", "learning-rat=1"], "did you mean learning_rate?"),
         (["llama-demo", "--set", "warmup_steps=99"], "warmup_steps=99 is more than steps=14"),
+        (["llama-demo", "--set", "measure-steps=9"], "--set measure_steps: a bench sets it itself; leave it out"),
         (["llama-demo", "--budget-minutes", "0"], "--budget-minutes 0 must be above zero"),
         (["no-such-model"], "model no-such-model is not known"),
     ],
