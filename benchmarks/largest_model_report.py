@@ -31,7 +31,7 @@ class Outcome:
     measured_peak_bytes: int
     """Live tensors on the device, on the rank that holds most."""
     predicted_host_bytes: int | None
-    """Of the whole node; None where nothing is offloaded."""
+    """Of the whole node, processes included; None where it is not known."""
     losses: tuple[float, ...]
     step_time_s: float
 
@@ -88,10 +88,9 @@ def _row(name: str, run: Outcome) -> str:
 
 
 def _host_line(contests: Sequence[Contest]) -> str:
-    planned = next(each.largest for each in contests if each.contender == PLANNED)
-    if planned.predicted_host_bytes is None:
-        return "Nothing is offloaded.\n"
+    needs = {each.contender: each.largest.predicted_host_bytes for each in contests}
+    planned, plain = ((needs[name] or 0) / MIB for name in (PLANNED, PLAIN))
     return (
-        f"The planned run keeps {planned.predicted_host_bytes / MIB:.0f} MiB in host memory, both ranks together "
-        f"(predicted). Device and host bytes are told apart by their owner: docs/measuring.md.\n"
+        f"The planned run needs {planned:.0f} MiB of host memory, plain DDP {plain:.0f} (predicted, of the whole node, "
+        f"processes and libraries included). Device and host bytes are told apart by their owner: docs/measuring.md.\n"
     )
