@@ -13,8 +13,10 @@ offloaded least first, and the first choice that fits is taken.)
 
 On a CPU all bytes lie in the same memory: the meter tells device from host by the owner of a tensor
 (docs/measuring.md), so what the planner offloads counts as host memory here as it would beside a GPU, and is reported
-next to it. Step times are those of the three steps that are not metered, on whatever else this machine does; the models
-differ in size, so they are given a parameter too.
+next to it. The model is also built in the memory that stands for the device: 2 bytes of every parameter must fit it
+before they are shared out, which bounds the planner's size here and would not beside a GPU. Step times are those of the
+three steps that are not metered, on whatever else this machine does; the models differ in size, so they are given a
+parameter too.
 
 Usage: ``python -m benchmarks.largest_model [--budget-mib 64]`` (five minutes on two free cores); writes
 ``benchmarks/results/largest_model.json``, ``.md`` and the runs' logs in ``benchmarks/results/largest_model/``; exit

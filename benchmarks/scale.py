@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 from collections.abc import Sequence
@@ -60,19 +61,22 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="of every planning process")
     parser.add_argument("--rounds", type=int, default=3, help="of all engines")
     options = parser.parse_args()
+    load = os.getloadavg()[0]
     planning = planned(list(product(PLANNED_MODELS, GPU_COUNTS)), runs=options.runs)
     steps = stepped(rounds=options.rounds)
     saves = stored_saves(json.loads((RESULTS / "save_cost.json").read_text())["measured"])
     content = {
         "environment": environment(),
+        "load_before": load,
         "planning": [asdict(each) for each in planning],
         "steps": [asdict(each) for each in steps],
         "saves": [asdict(each) for each in saves],
     }
     (RESULTS / "scale.json").write_text(json.dumps(content, indent=1) + "\n")
-    (RESULTS / "scale.md").write_text(report(planning, steps, saves))
+    text = report(planning, steps, saves, load=load)
+    (RESULTS / "scale.md").write_text(text)
     plot(planning, steps, saves, path=RESULTS / "scale.png")
-    print(report(planning, steps, saves))
+    print(text)
 
 
 def planned(cases: Sequence[tuple[str, int]], *, runs: int) -> list[Planning]:

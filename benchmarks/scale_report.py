@@ -56,10 +56,11 @@ class Save:
     """Until the checkpoint is complete, by kind of save."""
 
 
-def report(planning: Sequence[Planning], steps: Sequence[Steps], saves: Sequence[Save]) -> str:
-    """Return the times as Markdown."""
+def report(planning: Sequence[Planning], steps: Sequence[Steps], saves: Sequence[Save], *, load: float) -> str:
+    """Return the times as Markdown; ``load``: the machine's load average before, much of which makes them doubtful."""
     parts = [
-        "# How times grow\n\nMethod: `benchmarks/scale.py`.\n\n![times](scale.png)",
+        f"# How times grow\n\nMethod: `benchmarks/scale.py`. Load average of the machine before it began: {load:.1f}.",
+        "![times](scale.png)",
         "## Planning: seconds of the whole process\n\nThe fastest run. * nothing fits: what would is searched too.",
         _table(*_planning_cells(planning)),
         "## A step: seconds, by micro batches a step\n\nTwo CPU ranks, micro batches of one sample of 128 tokens.",

@@ -36,7 +36,9 @@ def test_the_report_marks_what_does_not_fit() -> None:
     ]
     saves = scale.stored_saves(json.loads((scale.RESULTS / "save_cost.json").read_text())["measured"])
     steps = [Steps(strategy="ddp", seconds={1: 1.0, 2: 2.0})]
-    assert "| m | 0.50* | 0.50 |" in report(planning, steps, saves)
+    text = report(planning, steps, saves, load=0.4)
+    assert "| m | 0.50* | 0.50 |" in text
+    assert "before it began: 0.4" in text
 
 
 def test_planning_is_a_process_with_an_outcome() -> None:
