@@ -9,7 +9,7 @@ the real ``scaling.train`` under torchrun. Then every bench is compared with eve
 expected is that both changes are flagged against all five, each by its own measure and no other, and that none of the
 ten pairs of identical ones is.
 
-Usage: ``python -m benchmarks.bench_regressions [--rounds 8] [--out FOLDER]`` (about 20 s a run, 56 runs: 20 minutes on
+Usage: ``python -m benchmarks.bench_regressions [--rounds 10] [--out FOLDER]`` (about 20 s a run, 70 runs: 23 minutes on
 two free cores; a folder that is there is gone on with); writes ``benchmarks/results/bench_regressions.json`` and
 ``.md``; exit code 1 where something is not as expected.
 """
@@ -49,7 +49,7 @@ from strategies.units import format_bytes
 RESULTS = Path(__file__).parent / "results" / "bench_regressions.json"
 HOOKS = Path(__file__).parent / "regressions"
 MODEL, RANKS, SEQ_LEN, MICRO_BATCH_SIZE = "llama-demo", 2, 128, 4
-ROUNDS, TIMED_STEPS, WARM_UP_STEPS = 8, 30, 6
+ROUNDS, TIMED_STEPS, WARM_UP_STEPS = 10, 30, 6
 LEAK = 0.02
 IDENTICAL = tuple(f"identical-{number}" for number in range(1, 6))
 SLOW, LEAKING = "slow", "leak"
