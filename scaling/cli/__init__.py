@@ -64,4 +64,6 @@ def _what_is_wrong(error: Any) -> str:
     """Return a usage error in one line, with where to read more."""
     place = error.ctx.command_path if error.ctx else "scaling"
     text = " ".join(error.format_message().split()).rstrip(".")
+    if type(error).__name__ == "NoSuchOption" and place == "scaling launch":
+        text += ": flags of training come after --"
     return f"{text[:1].lower()}{text[1:]}; see {place} --help"

@@ -254,6 +254,13 @@ def test_wrong_flags_of_training_are_told_before_any_process(
     assert why in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_a_flag_of_training_before_the_dashes_is_told_where_it_belongs(
+    plan: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli(monkeypatch, ["launch", "--plan", str(plan), "--steps", "3"]) == 2
+    assert "flags of training come after --" in capsys.readouterr().err
+
+
 def test_a_port_that_is_taken_is_refused_or_replaced(
     plan: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
