@@ -10,6 +10,7 @@ from enum import StrEnum
 from scaling.bench.labels import labels
 from scaling.bench.rank_test import Shift, critical_value, shift
 from scaling.bench.result import VERSION, Bench, CellResult, Environment
+from strategies.plan import StrategyName
 from strategies.units import format_bytes
 
 LEVEL = 0.005
@@ -21,7 +22,10 @@ FEW_RUNS_FLOOR = 1.0
 next is not among them. On a machine with five busy programs a core, medians of identical runs were up to 1.5 times each
 other (docs/bench.md)."""
 MEMORY_TOLERANCE = 0.005
-"""Of the peak. Bytes repeat, but for tensors that gloo's thread lets go late by chance (docs/bench.md)."""
+"""Of the peak, whose bytes repeat."""
+LIFTED_BY_CHANCE = (StrategyName.FSDP2,)
+"""Strategies of which gloo's thread lets tensors go late, so that the peak of a run on CPU ranks may be above that of
+another: of llama-demo's in bf16 two in four were, by 5 %. Those of the others were always equal (docs/bench.md)."""
 UNEVEN = 0.5
 """Load per core above that of the other result, from which on times are said not to be alike."""
 BUSY = 2.0
@@ -193,9 +197,13 @@ def _memory(name: str, before: CellResult, after: CellResult) -> Finding | None:
     if early is None or late is None or not early.peak_allocated_bytes or not late.peak_allocated_bytes:
         return None
     change = late.peak_allocated_bytes / early.peak_allocated_bytes - 1
-    verdict = Verdict.SAME
+    verdict, note = Verdict.SAME, ""
     if abs(change) > MEMORY_TOLERANCE:
         verdict = Verdict.REGRESSION if change > 0 else Verdict.IMPROVEMENT
+        note = _grown(before, after)
+        needed = runs_needed(1)
+        if _may_be_lifted(before, after) and min(len(before.done), len(after.done)) < needed:
+            verdict, note = Verdict.TOO_FEW_RUNS, f"may be chance on CPU ranks: give both --repeats {needed}"
     return Finding(
         cell=name,
         measure=Measure.PEAK_MEMORY,
@@ -203,8 +211,12 @@ def _memory(name: str, before: CellResult, after: CellResult) -> Finding | None:
         before=early.peak_allocated_bytes,
         after=late.peak_allocated_bytes,
         change=change,
-        note="" if verdict is Verdict.SAME else _grown(before, after),
+        note=note,
     )
+
+
+def _may_be_lifted(*results: CellResult) -> bool:
+    return any(each.cell.is_cpu and each.cell.choice.strategy in LIFTED_BY_CHANCE for each in results)
 
 
 def _grown(before: CellResult, after: CellResult) -> str:

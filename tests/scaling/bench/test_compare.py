@@ -112,6 +112,16 @@ def test_a_peak_that_is_lifted_by_chance_in_some_runs_is_no_regression() -> None
     assert verdicts(compare_benches(runs(), lifted))[Measure.PEAK_MEMORY] is Verdict.SAME
 
 
+@pytest.mark.parametrize(("num_runs", "verdict"), [(1, Verdict.TOO_FEW_RUNS), (5, Verdict.REGRESSION)])
+def test_peaks_that_chance_may_lift_need_as_many_runs_as_times(num_runs: int, verdict: Verdict) -> None:
+    [cell] = planned(axes(strategies=(StrategyName.FSDP2,)))
+    before, after = (
+        Bench(version=VERSION, cells=(result(cell, *[done(peak_bytes=num_bytes)] * num_runs),))
+        for num_bytes in (100_000_000, 105_000_000)
+    )
+    assert verdicts(compare_benches(before, after))[Measure.PEAK_MEMORY] is verdict
+
+
 def test_few_runs_are_told_and_judged_for_large_changes_only() -> None:
     slower, doubled = (compare_benches(bench(done(1.0)), bench(done(times))) for times in (1.05, 3.0))
     assert verdicts(slower)[Measure.STEP_TIME] is Verdict.TOO_FEW_RUNS
