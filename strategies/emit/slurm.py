@@ -31,8 +31,10 @@ SAVE_BYTES_PER_S = 2e8
 """Of a node that saves: slow for a parallel file system, so that the time suffices."""
 MAX_SIGNAL_S = 65535
 """Slurm's own limit."""
-_TIME = re.compile(r"\d+(:\d\d(:\d\d)?)?|\d+-\d+(:\d\d(:\d\d)?)?|infinite", re.IGNORECASE)
-_MEMORY = re.compile(r"\d+[KMGT]?", re.IGNORECASE)
+OF_THE_PLAN = frozenset({"nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node"})
+"""Options of sbatch that no other line may say, since the last one wins."""
+_TIME = re.compile(r"\d+(:\d\d(:\d\d)?)?|\d+-\d+(:\d\d(:\d\d)?)?|infinite", re.IGNORECASE | re.ASCII)
+_MEMORY = re.compile(r"\d+[KMGT]?", re.IGNORECASE | re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,7 @@ class SlurmOptions:
 
     def __post_init__(self) -> None:
         problems = [
-            f"--{name.replace('_', '-')} {value!r} has a space in it"
+            f"--{name.replace('_', '-')} {value!r} {'has a space in it' if value else 'is empty'}"
             for name in ("partition", "account", "qos", "constraint", "job_name")
             if (value := getattr(self, name)) is not None and (not value or any(map(str.isspace, value)))
         ]
@@ -71,7 +73,12 @@ class SlurmOptions:
         problems += [
             f"--sbatch {option!r} must be an option without dashes, like exclusive or mail-type=END"
             for option in self.more
-            if not re.fullmatch(r"[a-z][\w-]*(=[^\n]+)?", option)
+            if not (re.fullmatch(r"[a-z][\w-]*(=.+)?", option) and option.isprintable())
+        ]
+        problems += [
+            f"--sbatch {option!r} is for the plan to say; leave it out, or plan again"
+            for option in self.more
+            if option.partition("=")[0] in OF_THE_PLAN
         ]
         if problems:
             raise ScalingError("; ".join(problems))
@@ -91,7 +98,15 @@ def slurm_script(
     ``folder``: of the plan, by a path that holds on every node; the log goes there. ``flags``: of training.
     ``program``: of the launcher on the nodes, torchrun, or Python for a plan of TensorFlow. ``port``: on which ranks
     meet; None for one that follows from the job's number.
+
+    Raises:
+        ScalingError: the folder's path has a line break, and what follows would be a command.
     """
+    if not str(folder).isprintable():
+        raise ScalingError(
+            f"the plan's folder {str(folder)!r} has a line break or the like in its path, which ends a line of a job "
+            f"script; rename it"
+        )
     directives = [f"#SBATCH --{option}" for option in _directives(decision, folder=folder, options=options)]
     plan = f"{decision.plan.strategy} on {_nodes(decision.cluster)}, {folder / 'plan.json'}"
     return "\n".join(
@@ -122,22 +137,29 @@ def _directives(decision: Decision, *, folder: Path, options: SlurmOptions) -> l
     ranks, moment = cluster.ranks_per_node, highest_moment(decision)
     mem = options.mem or (f"{ceil_div(round(HOST_SPARE * moment.total_bytes), GIB)}G" if moment else None)
     named = {
-        "job-name": options.job_name,
+        "job-name": _text(options.job_name),
         "nodes": cluster.num_nodes,
         "ntasks-per-node": 1,
         "gpus-per-node": None if cluster.gpu.is_cpu else ranks,
         "cpus-per-task": options.cpus_per_task or CPUS_PER_RANK * ranks,
         "mem": mem,
         "time": options.time,
-        "partition": options.partition,
-        "account": options.account,
-        "qos": options.qos,
-        "constraint": options.constraint,
-        "output": shlex.quote(f"{folder}/slurm-%j.log"),
+        "partition": _text(options.partition),
+        "account": _text(options.account),
+        "qos": _text(options.qos),
+        "constraint": _text(options.constraint),
+        "output": shlex.quote(f"{str(folder).replace('%', '%%')}/slurm-%j.log"),
         "open-mode": "append",
         "signal": f"B:USR1@{options.signal_s or signal_s(decision)}",
     }
-    return [*(f"{name}={value}" for name, value in named.items() if value is not None), "requeue", *options.more]
+    given = (option.partition("=") for option in options.more)
+    more = [f"{name}={_text(value)}" if value else name for name, _, value in given]
+    return [*(f"{name}={value}" for name, value in named.items() if value is not None), "requeue", *more]
+
+
+def _text(value: str | None) -> str | None:
+    """Return a value in the quotes that sbatch needs to read it as one word: it splits a line as a shell does."""
+    return None if value is None else shlex.quote(value)
 
 
 def _nodes(cluster: Cluster) -> str:

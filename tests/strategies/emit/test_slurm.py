@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 from dataclasses import replace
@@ -90,7 +91,10 @@ def test_the_job_is_told_before_its_end_long_enough_for_a_checkpoint() -> None:
         ({"time": "2 days"}, "--time '2 days'"),
         ({"time": "1:2:3:4"}, "--time '1:2:3:4'"),
         ({"partition": "gpu\n#SBATCH --account=other"}, "--partition"),
-        ({"account": ""}, "--account ''"),
+        ({"account": ""}, "--account '' is empty"),
+        ({"time": "٣"}, "--time '٣'"),
+        ({"more": ("mail-type=END\rx",)}, "--sbatch 'mail-type=END\\rx'"),
+        ({"more": ("nodes=7",)}, "--sbatch 'nodes=7' is for the plan to say"),
         ({"mem": "lots"}, "--mem 'lots'"),
         ({"cpus_per_task": 0}, "--cpus-per-task 0"),
         ({"signal_s": 70000}, "--signal-s 70000"),
@@ -100,6 +104,25 @@ def test_the_job_is_told_before_its_end_long_enough_for_a_checkpoint() -> None:
 def test_options_that_slurm_would_refuse_are_named(options: dict[str, object], named: str) -> None:
     with pytest.raises(ScalingError, match=re.escape(named)):
         SlurmOptions(**options)  # type: ignore[arg-type]
+
+
+def test_what_is_given_is_one_word_for_sbatch() -> None:
+    text = script(on_nodes(StrategyName.ZERO3), constraint="a#b|c", more=("comment=it's #1", "exclusive"))
+    found = [shlex.split(line, comments=True) for line in directives(text)]
+    assert ["constraint=a#b|c"] in found
+    assert ["comment=it's #1"] in found
+    assert all(len(words) == 1 for words in found)
+
+
+def test_a_folder_is_neither_a_command_nor_a_pattern() -> None:
+    options, decision = SlurmOptions(), on_nodes(StrategyName.ZERO3)
+
+    def of(folder: str) -> str:
+        return slurm_script(decision, folder=Path(folder), flags=FLAGS, options=options, program="torchrun")
+
+    assert "output='/a%%j b/slurm-%j.log'" in directives(of("/a%j b"))  # sbatch(1), filename pattern
+    with pytest.raises(ScalingError, match=r"the plan's folder '/a\\ntouch b' has a line break"):
+        of("/a\ntouch b")
 
 
 @pytest.mark.parametrize("time", ["30", "30:00", "1:30:00", "2-0", "2-12:30", "2-12:30:15", "infinite"])
