@@ -31,8 +31,10 @@ def launch(
     node_rank: Annotated[int | None, typer.Option(help="This machine among the nodes, from 0.", metavar="N")] = None,
     master_addr: Annotated[str | None, typer.Option(help="Address of the first node.", metavar="HOST")] = None,
     master_port: Annotated[int | None, typer.Option(help="Port of the first node.", metavar="N")] = None,
-    nodes: Annotated[int | None, typer.Option(help="Refuse if the plan has others.", metavar="N")] = None,
-    gpus_per_node: Annotated[int | None, typer.Option(help="Refuse if the plan has others.", metavar="N")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Refuse if the plan has others.", metavar="N")] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=1, help="Refuse if the plan has others.", metavar="N")
+    ] = None,
     time: Annotated[str | None, typer.Option(help="slurm: time limit.", metavar="HH:MM:SS")] = None,
     partition: Annotated[str | None, typer.Option(help="slurm: as of sbatch.", metavar="NAME")] = None,
     account: Annotated[str | None, typer.Option(help="slurm: as of sbatch.", metavar="NAME")] = None,
@@ -101,6 +103,8 @@ def _launch(asked: Asked, *, starts: bool, submit: bool, json: bool) -> int:
 
     set_up_logging(is_main=True)
     prepared = prepare(asked, starts=starts, environ=os.environ)
+    if submit and not starts:
+        raise LaunchError("--submit starts a job, and --print and --json start nothing; leave one of them out")
     if submit and prepared.script is None:
         raise LaunchError(f"--submit hands a script to Slurm, but the launcher is {prepared.choice.launcher}")
     if json:

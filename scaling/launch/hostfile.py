@@ -1,7 +1,8 @@
 """The host file of DeepSpeed: a node a line, ``HOST slots=N``.
 
 What is read here deepspeed (0.19.8, launcher/runner.py) reads in the same way. It reads more: digits that run on into
-other text, hosts without slots, and any number of them, since ``--num_gpus`` wins over the slots without a word.
+other text, hosts without slots, and any number of them, since ``--num_gpus`` wins over the slots without a word. And
+any text as a host: pdsh and ssh take a comma, brackets or a dash in front for something else.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from pathlib import Path
 from scaling.errors import LaunchError
 from strategies.cluster import Cluster
 
-_LINE = re.compile(r"(\S+)\s+slots=(\d+)(\s.*)?")
+_LINE = re.compile(r"(\S+)\s+slots=([0-9]{1,9})(\s.*)?")
+_NAME = re.compile(r"[\w:][\w.:%@-]*")
+_MAX_TOLD = 5
+"""Wrong lines: a file of something else has thousands."""
 _LOCAL = re.compile(r"localhost(\..*)?|127\.\d+\.\d+\.\d+|::1", re.IGNORECASE)
 
 
@@ -37,7 +41,7 @@ def read_hosts(path: Path, *, cluster: Cluster) -> tuple[Host, ...]:
     """Return the nodes of a host file, which are those of the plan.
 
     Raises:
-        LaunchError: it cannot be read, or names every line that is wrong and what it should be.
+        LaunchError: it cannot be read, or names the lines that are wrong and what it should be.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -46,7 +50,9 @@ def read_hosts(path: Path, *, cluster: Cluster) -> tuple[Host, ...]:
     hosts, problems = _parse(lines)
     problems += [*_repeated(hosts), *(_against_plan(hosts, cluster) if not problems else ())]
     if problems:
-        raise LaunchError(f"the host file {path} is wrong: {'; '.join(problems)}")
+        more = len(problems) - _MAX_TOLD
+        told = [*problems[:_MAX_TOLD], *([f"and {more} more"] if more > 0 else [])]
+        raise LaunchError(f"the host file {path} is wrong: {'; '.join(told)}")
     return tuple(hosts)
 
 
@@ -57,6 +63,8 @@ def _parse(lines: Sequence[str]) -> tuple[list[Host], list[str]]:
             continue
         if (match := _LINE.fullmatch(line)) is None:
             problems.append(f"line {number} is {line[:80]!r}, not HOST slots=N")
+        elif not _NAME.fullmatch(match[1]):
+            problems.append(f"line {number} has {match[1][:80]!r} for a host, which is no name or address of one")
         elif not int(match[2]):
             problems.append(f"line {number} gives {match[1]} no slots; leave the node out")
         else:

@@ -6,7 +6,7 @@ import logging
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from scaling.errors import LaunchError
@@ -121,8 +121,8 @@ def _require_used(asked: Asked, decision: Decision, launcher: LaunchBy) -> None:
         LaunchError: names them.
     """
     unused = []
-    if launcher is not LaunchBy.SLURM and asked.slurm != SlurmOptions():
-        unused = [f"options of a job, but --launcher slurm does not start it ({launcher} does)"]
+    if launcher is not LaunchBy.SLURM and (options := _given(asked.slurm)):
+        unused = [f"{', '.join(options)}, but {launcher} starts it, not --launcher slurm"]
     by_node = {"--node-rank": asked.node_rank, "--master-addr": asked.master_addr}
     given = [name for name, value in by_node.items() if value is not None]
     if given and launcher is LaunchBy.SLURM:
@@ -131,6 +131,13 @@ def _require_used(asked: Asked, decision: Decision, launcher: LaunchBy) -> None:
         unused.append(f"{', '.join(given)}, but the plan is for one node")
     if unused:
         raise LaunchError(f"these flags do nothing: {'; '.join(unused)}; leave them out")
+
+
+def _given(options: SlurmOptions) -> list[str]:
+    """Return the flags by which a job is not the default one."""
+    default = SlurmOptions()
+    names = [each.name for each in fields(options) if getattr(options, each.name) != getattr(default, each.name)]
+    return [f"--{'sbatch' if name == 'more' else name.replace('_', '-')}" for name in names]
 
 
 def _script(asked: Asked, decision: Decision, flags: tuple[str, ...]) -> str:

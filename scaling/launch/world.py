@@ -54,7 +54,8 @@ def check_allocation(cluster: Cluster, environ: Mapping[str, str]) -> None:
     too_few_gpus = per_node is not None and not cluster.gpu.is_cpu and per_node < cluster.ranks_per_node
     if (nodes is None or nodes >= cluster.num_nodes) and not too_few_gpus:
         return
-    has = " of ".join([*([_several(nodes, "node")] if nodes else []), *([f"{per_node} GPUs"] if per_node else [])])
+    known = [None if nodes is None else _several(nodes, "node"), None if per_node is None else f"{per_node} GPUs"]
+    has = " of ".join(filter(None, known))
     raise LaunchError(
         f"the job {environ['SLURM_JOB_ID']} of Slurm has {has}, but the plan is for {_planned(cluster)}; ask for "
         f"--nodes={cluster.num_nodes} --gpus-per-node={cluster.ranks_per_node}, or plan again for what the job has"
@@ -104,8 +105,9 @@ def check_accelerate_file(decision: Decision, folder: Path) -> None:
                 f"again with `scaling plan --out {folder} --overwrite`"
             )
     if decision.plan.strategy in STAGES:
-        named = (content.get("deepspeed_config") or {}).get("deepspeed_config_file")
-        if not named or not Path(named).is_file():
+        section = content.get("deepspeed_config")
+        named = section.get("deepspeed_config_file") if isinstance(section, dict) else None
+        if not isinstance(named, str) or not Path(named).is_file():
             raise LaunchError(
                 f"{path} names the DeepSpeed configuration {named}, which is not there; start where "
                 f"`scaling plan --out` was run, or use --launcher torchrun"
@@ -117,7 +119,7 @@ def _yaml(path: Path) -> dict[str, Any]:
 
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, yaml.YAMLError, ValueError, TypeError, RecursionError, AttributeError) as error:
         raise LaunchError(
             f"cannot read {path}, which accelerate is started with: {one_line(error)}; `scaling plan --out` writes it, "
             f"or use --launcher torchrun"
@@ -137,4 +139,4 @@ def _several(number: int, what: str) -> str:
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name, "")
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None

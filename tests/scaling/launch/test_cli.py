@@ -114,9 +114,11 @@ ONE_MACHINE = [
     (("--gpus-per-node", "4"), "1 node x 4 processes = 4 were asked for"),
     (("--launcher", "python"), "--launcher python starts one process, but the plan is for gpus=2"),
     (("--node-rank", "1"), "--node-rank, but the plan is for one node"),
-    (("--time", "10:00"), "options of a job, but --launcher slurm does not start it (torchrun does)"),
+    (("--time", "10:00"), "--time, but torchrun starts it, not --launcher slurm; leave them out"),
     (("--launcher", "slurm", "--master-addr", "a"), "--master-addr, but Slurm names the nodes"),
     (("--launcher", "slurm", "--partition", "a b"), "--partition 'a b' has a space in it"),
+    (("--nodes", "0"), "0 is not in the range x>=1"),
+    (("--launcher", "slurm", "--submit", "--json"), "--submit starts a job, and --print and --json start nothing"),
     (("--submit",), "--submit hands a script to Slurm, but the launcher is torchrun"),
     (("--hostfile", "no-such-file"), "cannot read the host file no-such-file"),
     (("--master-port", "70000"), "--master-port 70000 must be from 1 to 65535"),
@@ -205,6 +207,11 @@ def test_a_job_of_slurm_with_less_than_the_plan_is_refused(
     assert run_cli(monkeypatch, [*words, *TRAIN]) == 2
     told = capsys.readouterr().err.splitlines()[-1]
     assert "the job 77 of Slurm has 1 node of 1 GPUs, but the plan is for gpus=2; ask for --nodes=1 --gpus-p" in told
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "0")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "²")  # no number
+    assert run_cli(monkeypatch, [*words, *TRAIN]) == 2
+    assert "the job 77 of Slurm has 0 GPUs, but" in capsys.readouterr().err.splitlines()[-1]
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
     changed(on_gpus, gpus_per_node=1)
     assert run_cli(monkeypatch, [*words, "--node-rank", "0", "--master-addr", "a", *TRAIN]) == 2
     assert "ask for --nodes=2 --gpus-per-node=1" in capsys.readouterr().err.splitlines()[-1]
@@ -227,6 +234,10 @@ def test_inside_a_rank_nothing_is_started(
         ),
         (lambda text: re.sub(r"deepspeed_config_file: .*", "deepspeed_config_file: gone.json", text), "gone.json"),
         (lambda text: "{", "which accelerate is started with"),
+        (lambda text: "when: 2026-99-99", "month must be in 1..12"),
+        (lambda text: "[" * 3000, "which accelerate is started with"),
+        (lambda text: f"{text.partition('deepspeed_config:')[0]}deepspeed_config: 5", "DeepSpeed configuration None"),
+        (lambda text: re.sub(r"deepspeed_config_file: .*", "deepspeed_config_file: [a]", text), "['a']"),
     ],
 )
 def test_an_accelerate_file_of_another_run_is_refused(

@@ -47,6 +47,11 @@ REFUSED_BY_US = [
     ("node1 slots=12\nnode2 slots=4\n", "from 4 to 12 slots"),
     ("a slots=4\nb slots=4\nc slots=4\nd slots=4\n", "its nodes have 4 slots, but the plan is for 2 x 8"),
     ("localhost slots=8\nnode2 slots=8\n", "localhost is another machine on every node"),
+    ("node1,node2 slots=8\nnode3 slots=8\n", "line 1 has 'node1,node2' for a host, which is no name"),
+    ("node[1-2] slots=8\nnode3 slots=8\n", "line 1 has 'node[1-2]'"),
+    ("-oProxyCommand=sh slots=8\nnode2 slots=8\n", "line 1 has '-oProxyCommand=sh'"),
+    ("\ufeffnode1 slots=8\nnode2 slots=8\n", "line 1 has '\\ufeffnode1'"),
+    ("node1 slots=1000000000\n", "line 1 is 'node1 slots=1000000000', not HOST slots=N"),
     ("node1 slots=8\n127.0.0.1 slots=8\n", "127.0.0.1 is another machine on every node"),
 ]
 
@@ -83,6 +88,11 @@ def test_what_deepspeed_would_run_into_is_refused(tmp_path: Path, text: str, why
 def test_all_wrong_lines_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"line 1 is 'a'.*line 2 is 'b slots'.*line 4 names c again"):
         hosts(tmp_path, "a\nb slots\nc slots=8\nc slots=8\n")
+
+
+def test_a_file_of_something_else_is_told_in_few_words(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=r"line 5 is 'x4 slots=9{71}', not HOST slots=N; and 295 more$"):
+        hosts(tmp_path, "".join(f"x{number} slots={'9' * 5000}\n" for number in range(300)))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
