@@ -73,7 +73,7 @@ class SlurmOptions:
         problems += [
             f"--sbatch {option!r} must be an option without dashes, like exclusive or mail-type=END"
             for option in self.more
-            if not (re.fullmatch(r"[a-z][\w-]*(=.+)?", option) and option.isprintable())
+            if not re.fullmatch(r"[a-z][\w-]*(=[^\n]+)?", option)
         ]
         problems += [
             f"--sbatch {option!r} is for the plan to say; leave it out, or plan again"
@@ -102,10 +102,10 @@ def slurm_script(
     Raises:
         ScalingError: the folder's path has a line break, and what follows would be a command.
     """
-    if not str(folder).isprintable():
+    if "\n" in str(folder):
         raise ScalingError(
-            f"the plan's folder {str(folder)!r} has a line break or the like in its path, which ends a line of a job "
-            f"script; rename it"
+            f"the plan's folder {str(folder)!r} has a line break in its path, which ends a line of a job script; "
+            f"rename it"
         )
     directives = [f"#SBATCH --{option}" for option in _directives(decision, folder=folder, options=options)]
     plan = f"{decision.plan.strategy} on {_nodes(decision.cluster)}, {folder / 'plan.json'}"

@@ -93,7 +93,7 @@ def test_the_job_is_told_before_its_end_long_enough_for_a_checkpoint() -> None:
         ({"partition": "gpu\n#SBATCH --account=other"}, "--partition"),
         ({"account": ""}, "--account '' is empty"),
         ({"time": "٣"}, "--time '٣'"),
-        ({"more": ("mail-type=END\rx",)}, "--sbatch 'mail-type=END\\rx'"),
+        ({"more": ("mail-type=END\nx",)}, "--sbatch 'mail-type=END\\nx'"),
         ({"more": ("nodes=7",)}, "--sbatch 'nodes=7' is for the plan to say"),
         ({"mem": "lots"}, "--mem 'lots'"),
         ({"cpus_per_task": 0}, "--cpus-per-task 0"),
