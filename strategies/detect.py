@@ -82,7 +82,7 @@ class HostMemory:
 
     limit_bytes: int
     used_bytes: int
-    """Without the cache of files, which the kernel takes back before it ends a process."""
+    """Without the cache of files and of their names, which the kernel takes back before it ends a process."""
     of: str
     """Whose limit: ``this machine``, or the folder of a control group."""
 
@@ -130,8 +130,8 @@ def _limited_groups() -> Iterator[HostMemory]:
         if (most := _read(folder / files.limit)).isdigit():  # "max", or no file: no limit
             taken = _read(folder / files.used)
             counted = _fields(folder / "memory.stat")
-            of_files = sum(counted.get(f"{files.prefix}{kind}_file", 0) for kind in ("active", "inactive"))
-            used_bytes = max(int(taken) - of_files, 0) if taken.isdigit() else 0
+            reclaimed = (f"{files.prefix}active_file", f"{files.prefix}inactive_file", "slab_reclaimable")
+            used_bytes = max(int(taken) - sum(counted.get(name, 0) for name in reclaimed), 0) if taken.isdigit() else 0
             yield HostMemory(limit_bytes=int(most), used_bytes=used_bytes, of=str(folder))
 
 
@@ -159,8 +159,8 @@ def _memory_groups() -> Iterator[tuple[Path, _GroupFiles]]:
     container's own view has another path in /proc than here: then only the root is found, which is that group.
     """
     for line in _read(OWN_CGROUPS).splitlines() or ["0::/", "0:memory:/"]:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if not path or (controllers and "memory" not in controllers.split(",")):
             continue
         root, files = (CGROUPS / "memory", _VERSION_1) if controllers else (CGROUPS, _VERSION_2)
         own = root / path.strip("/")

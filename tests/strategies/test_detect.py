@@ -54,12 +54,12 @@ def test_memory_is_that_of_the_group_with_the_least_free(
 ) -> None:
     limit, used, prefix = files
     own = tmp_path / "own"
-    own.write_text(f"9:name=systemd:/\n1:cpu,cpuacct:/elsewhere\n{line}\n")
+    own.write_text(f"strange\n9:name=systemd:/\n1:cpu,cpuacct:/elsewhere\n{line}\n")
     monkeypatch.setattr(detect, "CGROUPS", tmp_path)
     monkeypatch.setattr(detect, "OWN_CGROUPS", own)
     job = tmp_path / root / "slurm" / "job_7"
     # The step may take 900 MiB, its job 1000 MiB, of which other steps have taken 600: files are not counted.
-    cached = f"anon 1\n{prefix}inactive_file {30 * MIB}\n{prefix}active_file {70 * MIB}"
+    cached = f"anon 1\n{prefix}inactive_file {30 * MIB}\n{prefix}active_file {60 * MIB}\nslab_reclaimable {10 * MIB}"
     group(job / "step_0", **{limit: 900 * MIB, used: 200 * MIB, "memory_stat": f"anon {200 * MIB}"})
     group(job, **{limit: 1000 * MIB, used: 700 * MIB, "memory_stat": cached})
     found = detect.host_memory()
