@@ -16,7 +16,6 @@ import json
 import os
 import random
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -30,6 +29,7 @@ from benchmarks.environment import environment
 from benchmarks.resume_pieces import largest_difference
 from scaling.checkpoint.names import find_checkpoints
 from scaling.data.order import SampleOrder
+from scaling.ports import free_port
 from strategies.learning.run_store import OFF, VARIABLE
 
 RESULTS = Path(__file__).parent / "results"
@@ -105,7 +105,7 @@ class Kill:
 def start(command: Command, kill: Kill | None) -> Ended:
     """Run the command in forked ranks; kill one after a time, and then the others."""
     phases: Any = Array("i", command.num_ranks, lock=False)
-    port = _free_port()
+    port = free_port()
     children = [_fork(command, rank, port, phases) for rank in range(command.num_ranks)]
     victim = kill.victim if kill else 0
     deadline = time.monotonic() + kill.after_s if kill and not kill.from_first_step else None
@@ -192,12 +192,6 @@ def _observe(ids_path: Path, rank: int, phases: Any) -> None:
         return draws
 
     SampleOrder.rank_draws = noted  # type: ignore[method-assign]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def ids_by_step(command: Command) -> list[list[int]]:

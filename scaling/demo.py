@@ -9,13 +9,13 @@ import json
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from scaling.ports import free_port
 from strategies.units import format_bytes
 
 FOLDER = Path("demo")
@@ -79,19 +79,12 @@ def _launchers() -> dict[str, list[str]]:
             "--num_gpus",
             "2",
             "--master_port",
-            str(_free_port()),
+            str(free_port()),  # of its own accord it takes 29500, whether or not that is in use
             "--log_level",
             "warning",
             "--module",
         ],
     }
-
-
-def _free_port() -> int:
-    """Return a port nobody listens on: the ``deepspeed`` launcher takes 29500 whether or not it is in use."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _train(launcher: str, head: list[str]) -> Run:

@@ -12,7 +12,7 @@ from strategies.errors import CalibrationError, ScalingError
 from strategies.learning.run_kind import RunKind
 from strategies.plan import ActivationCheckpointing, StrategyName
 from strategies.serialize import from_json, to_json
-from strategies.user_data import data_folder
+from strategies.user_data import data_folder, write_whole
 from strategies.versions import package_version
 
 FORMAT = 1
@@ -90,14 +90,8 @@ def write_learned(learned: Learned, path: Path) -> None:
     Raises:
         CalibrationError: the operating system refuses.
     """
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(to_json(learned), encoding="utf-8")
-        partial.replace(path)
-        _usable.cache_clear()
-    except OSError as error:
-        raise CalibrationError(f"cannot write {path}: {error.strerror}; give a writable file with --out") from error
+    write_whole(to_json(learned), path)
+    _usable.cache_clear()
 
 
 def learned() -> Learned:
