@@ -10,9 +10,11 @@ from typing import Any
 from strategies.decision import Decision
 from strategies.emit.files import PLAN_FILE
 from strategies.errors import PlanError
-from strategies.serialize import from_json
+from strategies.serialize import PLAN_AGAIN, from_json, numbers, short
 
 _NEEDED = tuple(field.name for field in fields(Decision) if field.default is MISSING)
+_LARGEST = 1e30
+"""Bytes, FLOPs and seconds of any plan stay far below; sums of more would end in infinity."""
 _KNOWN = (
     ("a DeepSpeed configuration", ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size")),
     ("a model's config.json", ("model_type", "architectures")),
@@ -32,7 +34,11 @@ def read_plan(path: Path) -> Decision:
         raise PlanError(f"cannot read the plan {path}: {_why(error)}; {_advice(path)}") from error
     if other := _what_else(text):
         raise PlanError(f"{path} is no plan: it {other}; {_advice(path)}")
-    return from_json(Decision, text, source=str(path), name="plan")
+    decision = from_json(Decision, text, source=str(path), name="plan")
+    strange = [f"{name}={short(value)}" for name, value in numbers(decision) if not abs(value) < _LARGEST]  # or NaN
+    if strange:
+        raise PlanError(f"{path} is not a valid plan: {strange[0]} must be below {_LARGEST:g}; {PLAN_AGAIN}")
+    return decision
 
 
 def _why(error: OSError | UnicodeDecodeError) -> str:

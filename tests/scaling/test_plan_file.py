@@ -34,6 +34,24 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "shown"),
+    [
+        ("safety", "NaN", "nan"),
+        ("safety", "-Infinity", "-inf"),
+        ("safety", "1e999", "inf"),
+        ("num_params", f"1{'0' * 400}", "1000000000... (401 digits)"),
+    ],
+)
+def test_a_number_that_no_plan_has_is_named(
+    decision: Decision, tmp_path: Path, name: str, given: str, shown: str
+) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(to_json(decision).replace(f'"{name}": {getattr(decision, name)}', f'"{name}": {given}', 1))
+    expected = f"{path} is not a valid plan: {name}={shown} must be below 1e+30; make it again with `scaling plan`"
+    assert refusal(path) == expected
+
+
 def test_a_deepspeed_configuration_is_told_and_the_plan_beside_it_named(decision: Decision, tmp_path: Path) -> None:
     path = tmp_path / "deepspeed.json"
     path.write_text(json.dumps(deepspeed_config(decision)))
