@@ -115,7 +115,7 @@ def _threads(environ: Mapping[str, str], plan: Needs | None, *, cores: int) -> I
     share = max(1, cores // ranks)
     if threads < 1:
         yield warning(f"OMP_NUM_THREADS={text} is no number above zero, and is passed over", "unset OMP_NUM_THREADS")
-    elif threads * ranks > cores:
+    elif threads > share:  # one for each rank is the least, on however few cores
         yield warning(
             f"OMP_NUM_THREADS={text} for each of {ranks} ranks on {cores} cores: threads wait for each other",
             f"export OMP_NUM_THREADS={share}",

@@ -69,10 +69,10 @@ def check_devices(cluster: Cluster, num_devices: int) -> None:
         LaunchError: names both numbers.
     """
     if not cluster.gpu.is_cpu and num_devices < cluster.ranks_per_node:
+        fewer = f"--gpus {num_devices} or " if num_devices else ""
         raise LaunchError(
             f"the plan is for {cluster.ranks_per_node} of gpu={cluster.gpu.name} on this machine, but it has "
-            f"{num_devices} CUDA devices; plan again with --gpus {num_devices} or --gpu cpu, or ask `scaling doctor` "
-            f"for the others"
+            f"{num_devices} CUDA devices; plan again with {fewer}--gpu cpu, or ask `scaling doctor` for the others"
         )
 
 

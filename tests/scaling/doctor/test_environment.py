@@ -56,6 +56,7 @@ def test_settings_of_accelerate_that_are_left(tmp_path_factory: pytest.TempPathF
 
 def test_threads() -> None:
     assert told(found(cpu_plan("ddp", ranks=4), OMP_NUM_THREADS="4"), "4 ranks on 8 cores").fix.endswith("=2")
+    assert found(cpu_plan("ddp", ranks=4), cores=2, OMP_NUM_THREADS="1") == []
     assert told(found(OMP_NUM_THREADS="all"), "OMP_NUM_THREADS=all is no number").fix == "unset OMP_NUM_THREADS"
     offloaded = gpu_plan("zero2", offload_optimizer=CPU)
     assert told(found(offloaded, cores=64, OMP_NUM_THREADS="1"), "uses 1 of 8 cores").fix.endswith("=8")

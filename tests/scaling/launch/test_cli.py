@@ -182,6 +182,10 @@ def test_fewer_devices_than_ranks_are_refused(
     assert run_cli(monkeypatch, ["launch", "--plan", str(on_gpus), *TRAIN]) == 2
     told = capsys.readouterr().err.splitlines()[-1]
     assert "the plan is for 2 of gpu=A100-80GB-SXM on this machine, but it has 1 CUDA devices" in told
+    assert "plan again with --gpus 1 or --gpu cpu" in told
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert run_cli(monkeypatch, ["launch", "--plan", str(on_gpus), *TRAIN]) == 2
+    assert "it has 0 CUDA devices; plan again with --gpu cpu" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_deepspeed_is_told_the_visible_devices(
