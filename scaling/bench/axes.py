@@ -13,7 +13,11 @@ from scaling.bench.result import Choice
 from strategies.emit.commands import LauncherName
 from strategies.emit.deepspeed import STAGES
 from strategies.errors import PlanError
+from strategies.job import MAX_SIZE
 from strategies.plan import PYTORCH_STRATEGIES, ActivationCheckpointing, OffloadDevice, StrategyName
+
+MAX_SHOWN = 60
+"""Characters of what was given."""
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -69,14 +73,18 @@ def words_of(kind: type[E], text: str, *, flag: str) -> tuple[E, ...]:
 
 
 def numbers_of(text: str, *, flag: str) -> tuple[int, ...]:
-    """Return the whole numbers above zero that ``text`` names, with commas between.
+    """Return the whole numbers from 1 to `MAX_SIZE` that ``text`` names, with commas between.
 
     Raises:
         PlanError: one is none.
     """
     words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-    if not words or not all(word.isascii() and word.isdigit() and int(word[:20]) for word in words):
-        raise PlanError(f"{flag} {text!r} must be whole numbers above zero; give one or more, with commas between")
+    if not words or not all(word.isascii() and word.isdigit() and 0 < int(word[:20]) <= MAX_SIZE for word in words):
+        shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+        raise PlanError(
+            f"{flag} {shown!r} must be whole numbers above zero, none above {MAX_SIZE}; give one or more, with commas "
+            f"between"
+        )
     return tuple(int(word) for word in words)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import pytest
 from scaling.bench.bench import Bencher, Finished, Limits
 from scaling.bench.matrix import Planned
 from scaling.bench.result import Cell, Outcome, Run
-from scaling.bench.store import cell_path, read_bench, read_cell
+from scaling.bench.store import cell_path, read_bench, read_cell, write_bench, write_cell
 from scaling.errors import ReportError
+from strategies.estimate import MemoryProfile
 from strategies.plan import StrategyName
-from tests.scaling.bench.results import ENVIRONMENT, RUNNING, axes, done, ended, planned
+from tests.scaling.bench.results import ENVIRONMENT, RUNNING, axes, done, ended, planned, result
 
 TWO = axes(strategies=(StrategyName.DDP, StrategyName.FSDP2))
 ONCE = Limits(repeats=1, timeout_s=100.0)
@@ -145,6 +147,36 @@ def test_a_broken_file_of_a_cell_is_one_error_that_names_it(runner: Runner) -> N
     ) as told:
         finish(planned(), runner)
     assert str(path) in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"step_times_s": ()}, r"runs\[0\].outcome=done with step_times_s=\[\]"),
+        ({"step_times_s": (0.0, 0.0)}, r"with step_times_s=\[0.0, 0.0\]"),
+        ({"step_times_s": (math.nan,)}, r"runs\[0\].step_times_s\[0\]=nan"),
+        ({"cpu_s_per_step": math.inf}, r"runs\[0\].cpu_s_per_step=inf"),
+        ({"peak_allocated_bytes": 10**400}, r"runs\[0\].peak_allocated_bytes=1000000000... \(401 digits\)"),
+        ({"peak_allocated_bytes": -1}, r"runs\[0\].peak_allocated_bytes=-1"),
+        ({"measured": MemoryProfile(phases=())}, "a memory profile without phases"),
+    ],
+)
+def test_numbers_that_no_run_has_are_one_error(runner: Runner, given: dict[str, Any], told: str) -> None:
+    edited = result(planned()[0], replace(done(), **given))
+    write_cell(edited, folder=runner.folder)
+    write_bench([edited], folder=runner.folder)
+    with pytest.raises(ReportError, match=f"bench.json has .*{told} in the cell ddp-.*remove it"):
+        read_bench(runner.folder)
+    with pytest.raises(ReportError, match=f"{told} in the cell .*remove it: the cell is run again"):
+        finish(planned(), runner)
+
+
+def test_a_file_of_another_cell_is_refused(runner: Runner) -> None:
+    finish(planned(TWO), runner)
+    ddp, fsdp2 = (cell_path(runner.folder, each.cell.name) for each in planned(TWO))
+    ddp.write_bytes(fsdp2.read_bytes())
+    with pytest.raises(ReportError, match=f"{ddp} holds the cell {fsdp2.stem}, not .*remove it: the cell is run again"):
+        finish(planned(TWO), runner)
 
 
 def test_a_folder_without_a_result_is_refused(tmp_path: Path) -> None:

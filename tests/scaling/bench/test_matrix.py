@@ -67,7 +67,7 @@ def test_plan_files_are_cells_too(tmp_path: Path) -> None:
     assert torchrun.cell.tokens_per_step == decision.job.tokens_per_step
 
 
-@pytest.mark.parametrize("text", ["", "0", "1,two", "-1", "1.5", "²"])
+@pytest.mark.parametrize("text", ["", "0", "1,two", "-1", "1.5", "²", "9" * 5000])
 def test_lists_of_numbers_are_checked(text: str) -> None:
     with pytest.raises(PlanError, match=r"--seq-len .* must be whole numbers above zero"):
         numbers_of(text, flag="--seq-len")
