@@ -21,6 +21,8 @@ FEW_RUNS_FLOOR = 1.0
 """Likewise where there are too few runs, and steps stand in for them: what differs from one group of processes to the
 next is not among them. On a machine with five busy programs a core, medians of identical runs were up to 1.5 times each
 other (docs/bench.md)."""
+MOST_STEPS = 100
+"""Of one side that the test looks at then: it is exact, and would take minutes for a thousand."""
 MEMORY_TOLERANCE = 0.005
 """Of the peak, whose bytes repeat."""
 LIFTED_BY_CHANCE = (StrategyName.FSDP2,)
@@ -139,7 +141,7 @@ def _step_time(name: str, before: CellResult, after: CellResult) -> Finding:
     by_runs = _by_runs(name, Measure.STEP_TIME, *medians)
     if by_runs is not None:
         return by_runs
-    found = shift(before.step_times_s, after.step_times_s, level=LEVEL)
+    found = shift(_thinned(before.step_times_s), _thinned(after.step_times_s), level=LEVEL)
     verdict = _verdict(found, floor=FEW_RUNS_FLOOR)
     needed = runs_needed(len(before.done))
     return Finding(
@@ -151,6 +153,11 @@ def _step_time(name: str, before: CellResult, after: CellResult) -> Finding:
         change=found.ratio - 1,
         note=f"by the steps of {len(before.done)} and {len(after.done)} runs; give both --repeats {needed}",
     )
+
+
+def _thinned(steps: Sequence[float]) -> Sequence[float]:
+    """Return at most `MOST_STEPS` of the steps, evenly picked."""
+    return steps[:: -(-len(steps) // MOST_STEPS)]
 
 
 def runs_needed(have: int) -> int:

@@ -27,7 +27,8 @@ def _verdict(comparison: BenchComparison) -> str:
     if not num_cells:
         return "nothing to compare: no cell is in both"
     if not regressions:
-        return f"no regression; {cells}"
+        unsure = len({each.cell for each in comparison.findings if each.verdict is Verdict.TOO_FEW_RUNS})
+        return f"no regression; {cells}{f', {unsure} of them with too few runs to judge all' if unsure else ''}"
     worse = len({each.cell for each in regressions})
     return f"{worse} of {cells} got worse"
 

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +49,9 @@ def critical_value(first: int, second: int, *, level: float) -> int:
     >>> critical_value(5, 5, level=0.01), critical_value(4, 4, level=0.01)
     (1, -1)
     """
-    found = -1
-    while _probability_of_at_most(found + 1, first, second) <= level:
-        found += 1
-    return found
+    orders = math.comb(first + second, first)
+    up_to = accumulate(_counts(first, second))
+    return next(found for found, count in enumerate(up_to) if count / orders > level) - 1
 
 
 def _probability_of_at_most(statistic: float, first: int, second: int) -> float:

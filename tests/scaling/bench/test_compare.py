@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,10 +127,20 @@ def test_few_runs_are_told_and_judged_for_large_changes_only() -> None:
     slower, doubled = (compare_benches(bench(done(1.0)), bench(done(times))) for times in (1.05, 3.0))
     assert verdicts(slower)[Measure.STEP_TIME] is Verdict.TOO_FEW_RUNS
     assert "give both --repeats 5" in slower.findings[0].note
+    assert lines(slower)[0] == "no regression; 1 cell in both, 1 of them with too few runs to judge all"
     # Three steps against three: even 3 times the time reaches a probability of 1/20 only, which is not below 0.005.
     assert verdicts(doubled)[Measure.STEP_TIME] is Verdict.TOO_FEW_RUNS
     many = [bench(replace(done(), step_times_s=tuple(times * (1 + i / 100) for i in range(6)))) for times in (1.0, 3.0)]
     assert verdicts(compare_benches(*many))[Measure.STEP_TIME] is Verdict.REGRESSION
+
+
+def test_thousands_of_steps_are_judged_at_once() -> None:
+    steps = [1.0 + i % 7 / 100 for i in range(5000)]
+    long, slower = (bench(replace(done(), step_times_s=tuple(times * each for each in steps))) for times in (1.0, 3.0))
+    start = time.monotonic()
+    assert verdicts(compare_benches(long, slower))[Measure.STEP_TIME] is Verdict.REGRESSION
+    assert verdicts(compare_benches(long, long))[Measure.STEP_TIME] is Verdict.TOO_FEW_RUNS
+    assert time.monotonic() - start < 20
 
 
 def test_runs_needed_are_those_that_the_table_asks_for() -> None:
