@@ -145,8 +145,10 @@ def run(
         retries=retry,
     )
     finished = Bencher(planned, folder=out, environment=running.environment, limits=limits).finish()
-    _report(_bench(finished), Reports(csv=csv, plot=plot, html=html, json=json), left=finished.num_left, stored=out)
-    if not any(each.done for each in finished.cells):
+    any_ran = any(each.done for each in finished.cells)
+    reports = Reports(csv=csv, plot=plot if any_ran else None, html=html, json=json)  # there is nothing to draw of none
+    _report(_bench(finished), reports, left=finished.num_left, stored=out)
+    if not any_ran:
         raise typer.Exit(NONE_RAN)
 
 
@@ -195,6 +197,9 @@ def _report(bench: Bench, reports: Reports, *, left: int = 0, stored: Path | Non
     from scaling.bench.table import lines, write_csv
     from strategies.serialize import to_json
 
+    # The table first: a file that cannot be written must not hide what hours of runs have come to.
+    rest = [f"{left} more to run: the same command goes on with them"] if left else []
+    typer.echo(to_json(bench) if reports.json else "\n".join([*lines(bench), *rest, ""]), nl=False)
     written = [] if stored is None else [stored]
     if reports.csv is not None:
         written.append(reports.csv.expanduser())
@@ -208,12 +213,8 @@ def _report(bench: Bench, reports: Reports, *, left: int = 0, stored: Path | Non
 
         written.append(reports.html.expanduser())
         write_html(bench, written[-1])
-    if reports.json:
-        typer.echo(to_json(bench), nl=False)
-        return
-    rest = [f"{left} more to run: the same command goes on with them"] if left else []
-    where = [f"stored in {', '.join(map(str, written))}"] if written else []
-    typer.echo("\n".join([*lines(bench), *rest, *where]))
+    if written and not reports.json:
+        typer.echo(f"stored in {', '.join(map(str, written))}")
 
 
 def _bench(finished: Finished) -> Bench:

@@ -109,5 +109,8 @@ def test_a_bench_of_which_nothing_runs_says_why_and_has_its_own_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["bench", "llama-demo", "--strategy", "ddp", "--gpu-memory-gib", "0.01", "--gpu", "cpu"]
-    assert run_cli(monkeypatch, [*words, "--out", str(tmp_path)]) == 1
+    for pictures in ([], ["--plot", str(tmp_path / "pictures")]):
+        assert run_cli(monkeypatch, [*words, "--out", str(tmp_path), *pictures]) == 1
+        assert "refused: does not fit by its prediction" in capsys.readouterr().out
+    assert run_cli(monkeypatch, [*words, "--out", str(tmp_path), "--csv", str(tmp_path)]) == 2
     assert "refused: does not fit by its prediction" in capsys.readouterr().out
