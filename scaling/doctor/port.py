@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scaling.doctor.asked import Asked, Needs
-from scaling.doctor.findings import Area, Examined, Finding, error_if, examined
+from scaling.doctor.findings import Area, Examined, Finding, error_if, examined, warning
 from scaling.doctor.processes import folders, opened, read_process
 from scaling.ports import free_port, is_free
 from strategies.emit.commands import DEFAULT_PORT
@@ -34,9 +34,7 @@ class PortFacts:
 def examine(asked: Asked) -> Examined:
     number, named_by = wanted(asked)
     if not 0 < number < 2**16:
-        bad = error_if(
-            _meets(asked.plan), f"{named_by} is no port", "unset MASTER_PORT, or a number from 1024 to 65535"
-        )
+        bad = warning(f"{named_by} is no port; launchers set it anew", "unset MASTER_PORT, or a number up to 65535")
         return examined(Area.PORT, [bad], number=number)
     facts = read(number, named_by)
     return examined(Area.PORT, findings(facts, asked.plan), number=number, state="free" if facts.is_free else "in use")
@@ -83,21 +81,25 @@ def _listening(table: Path, number: int) -> Iterator[str]:
             yield words[9]
 
 
-def _meets(plan: Needs | None) -> bool:
-    """Return whether the plan has ranks that meet at a port."""
-    return plan is not None and plan.ranks * plan.num_nodes > 1 and not plan.runs_tensorflow
-
-
 def findings(facts: PortFacts, plan: Needs | None) -> Iterator[Finding]:
-    """Yield a port that is taken: ranks of a plan with several cannot meet there."""
+    """Yield a port that is taken: nodes cannot meet there.
+
+    On one machine torchrun and accelerate (1.15, utils/launch.py) take another; deepspeed (0.19.8) does not.
+    """
     if facts.is_free:
         return
     by = f" by {facts.holder}" if facts.holder else ""
     pid = re.search(r"process (\d+)", facts.holder)
+    several_nodes = plan is not None and plan.num_nodes > 1 and not plan.runs_tensorflow
+    if several_nodes:
+        stops, fix = "launchers stop there, if this is the first node", f"--master-port {facts.another} on every node"
+    else:
+        stops, fix = (
+            "deepspeed stops there",
+            f"scaling launch, which finds another; or deepspeed --master_port {facts.another}",
+        )
     yield error_if(
-        _meets(plan),
-        f"port {facts.number} ({facts.named_by}) is in use{by}: accelerate launch and deepspeed stop there",
-        f"scaling launch, which finds another; or accelerate launch --main_process_port {facts.another}, "
-        f"deepspeed --master_port {facts.another}"
-        + (f"; or kill {pid[1]}, if it is a run that was left" if pid else ""),
+        several_nodes,
+        f"port {facts.number} ({facts.named_by}) is in use{by}: {stops}",
+        f"{fix}{f'; or kill {pid[1]}, if it is a run that was left' if pid else ''}",
     )

@@ -127,10 +127,10 @@ def test_a_port_that_is_taken(cpu_file: Path, tmp_path: Path) -> None:
         listener.listen()
         port = listener.getsockname()[1]
         code, answer = doctor("--plan", str(cpu_file), "--out", str(tmp_path), environ={"MASTER_PORT": str(port)})
-    assert code == 2
+    assert code == 0
     finding = told(answer, f"port {port} (MASTER_PORT={port}) is in use by")
-    assert (finding["severity"], finding["area"]) == ("error", "port")
-    assert "--main_process_port" in finding["fix"]
+    assert (finding["severity"], finding["area"]) == ("warning", "port")
+    assert "deepspeed --master_port" in finding["fix"]
 
 
 def test_nothing_heavy_is_imported_without_a_plan() -> None:
