@@ -72,6 +72,11 @@ def _nodes(environ: Mapping[str, str], plan: Needs | None) -> Iterator[Finding]:
             f"this is one of SLURM_NTASKS={tasks} tasks on {nodes} nodes: each would start a launcher of its own",
             "srun --ntasks-per-node 1, and let the launcher start the ranks",
         )
+    if plan is not None and plan.num_nodes == 1 and environ.get("PET_NNODES", "1") not in ("1", "1:1"):
+        yield warning(
+            f"PET_NNODES={environ['PET_NNODES']}: torchrun takes it, and waits for other nodes; the plan is for one",
+            "unset PET_NNODES",
+        )
     if plan is not None and plan.num_nodes > 1 and nodes is None:
         absent = [name for name in ("NODE_RANK", "MASTER_ADDR") if not environ.get(name)]
         if absent:

@@ -14,7 +14,13 @@ from scaling.launch.asked import Asked
 from scaling.launch.choice import Choice, LaunchBy, choose
 from scaling.launch.hostfile import Host, read_hosts
 from scaling.launch.meeting import nodes_of, starts_all_nodes
-from scaling.launch.world import check_accelerate_file, check_allocation, check_asked, check_not_inside
+from scaling.launch.world import (
+    check_accelerate_file,
+    check_allocation,
+    check_asked,
+    check_not_inside,
+    check_torchrun_variable,
+)
 from scaling.plan_file import read_plan
 from scaling.train_arguments import PROGRAM, parse_arguments
 from scaling.train_config import AUTO, NONE, TrainConfig
@@ -63,6 +69,8 @@ def prepare(asked: Asked, *, starts: bool, environ: Mapping[str, str]) -> Launch
         check_accelerate_file(decision, asked.folder)
     if starts:
         check_allocation(cluster, environ)
+        if launcher is LauncherName.TORCHRUN:
+            check_torchrun_variable(cluster, environ)
         if starts_all_nodes(asked, cluster, launcher):
             _require_pdsh()
     nodes = nodes_of(asked, cluster, launcher, hosts=hosts, starts=starts, environ=environ)

@@ -15,6 +15,7 @@ from strategies.emit.files import ACCELERATE_FILE
 
 INSIDE = "LOCAL_RANK"
 """Set by every launcher for the processes that it starts, and by no scheduler."""
+TORCHRUN_NODES = "PET_NNODES"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,22 @@ def check_not_inside(environ: Mapping[str, str]) -> None:
         raise LaunchError(
             f"{INSIDE}={environ[INSIDE]} is set: a launcher has started this process already, and each of its ranks "
             f"would start all ranks; run `scaling launch` by itself, or unset {INSIDE}"
+        )
+
+
+def check_torchrun_variable(cluster: Cluster, environ: Mapping[str, str]) -> None:
+    """Refuse what torchrun would take for its number of nodes, since a line for one machine does not say it.
+
+    Source: torch 2.13, distributed/argparse_util.py. Kubeflow sets it in its pods.
+
+    Raises:
+        LaunchError: names the variable.
+    """
+    nodes = environ.get(TORCHRUN_NODES, "1")
+    if cluster.num_nodes == 1 and nodes not in ("1", "1:1"):
+        raise LaunchError(
+            f"{TORCHRUN_NODES}={nodes} is set: torchrun would wait for other nodes, but the plan is for "
+            f"{_planned(cluster)} on one; unset {TORCHRUN_NODES}, or plan again with --gpus-per-node"
         )
 
 

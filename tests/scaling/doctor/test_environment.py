@@ -54,6 +54,11 @@ def test_settings_of_accelerate_that_are_left(tmp_path_factory: pytest.TempPathF
     assert told(found(HF_HOME=str(home)), "accelerate launch without --config_file reads").severity is Severity.NOTE
 
 
+def test_nodes_that_torchrun_would_wait_for() -> None:
+    assert told(found(cpu_plan("ddp", ranks=2), PET_NNODES="2"), "PET_NNODES=2").fix == "unset PET_NNODES"
+    assert found(cpu_plan("ddp", ranks=2), PET_NNODES="1") == []
+
+
 def test_threads() -> None:
     assert told(found(cpu_plan("ddp", ranks=4), OMP_NUM_THREADS="4"), "4 ranks on 8 cores").fix.endswith("=2")
     assert found(cpu_plan("ddp", ranks=4), cores=2, OMP_NUM_THREADS="1") == []

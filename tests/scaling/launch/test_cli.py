@@ -221,6 +221,15 @@ def test_a_job_of_slurm_with_less_than_the_plan_is_refused(
     assert "ask for --nodes=2 --gpus-per-node=1" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_nodes_that_torchrun_would_wait_for_are_refused(
+    plan: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PET_NNODES", "2")
+    assert run_cli(monkeypatch, ["launch", "--plan", str(plan), *TRAIN]) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert "PET_NNODES=2 is set: torchrun would wait for other nodes, but the plan is for gpus=2 on one; unset" in told
+
+
 def test_inside_a_rank_nothing_is_started(
     plan: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
