@@ -12,9 +12,13 @@ from scaling.report import print_lines
 from strategies.conformal import RatioRange
 from strategies.learning.lessons import PEAK, STEP, Lesson, Lessons
 
+LEAST_WIDTH = 140
+"""Of the table: a narrower terminal wraps its lines, where rich would leave out the kind and cut off numbers."""
+
 
 def print_lessons(lessons: Lessons, *, is_used: bool, console: Console) -> None:
     """Print bias and 90 % interval by kind of run, before and after, and what did not count."""
+    console.width = max(console.width, LEAST_WIDTH)
     for about in (PEAK, STEP):
         if found := [each for each in lessons.lessons if each.about == about]:
             console.print(_table(about, found))

@@ -27,7 +27,7 @@ COLOURS = {
 """Of Paul Tol's "muted" palette, told apart without colour vision; every strategy has a marker of its own besides."""
 MAX_NAMED = 12
 """Points whose names stand beside them; more would lie over each other."""
-LABEL_WIDTH = 34
+LABEL_WIDTH, MODEL_WIDTH = 34, 50
 GREY = "#777777"
 NEAR = 0.05
 """Half width of the band around equality."""
@@ -87,6 +87,9 @@ def _title(what: str, cells: list[CellResult]) -> str:
     first = cells[0]
     path = Path(first.cell.model)
     model = path.parent.name if path.name == "config.json" else path.name
+    if len(model) > MODEL_WIDTH:
+        model = f"{model[: MODEL_WIDTH - 3]}..."
+    model = model.replace("$", r"\$")  # two of them would be read as a formula
     facts = f"{model} on {first.cell.gpus} ranks, {first.environment.device}"
     return f"{what}: {facts}\n{shared(cells)}"
 

@@ -114,7 +114,12 @@ def _usable(data_home: str | None) -> Learned:
 
 def _read(path: Path) -> Learned:
     version = package_version("memory-scaling")
-    found = from_json(Learned, path.read_text(encoding="utf-8"), source=str(path), advice=AGAIN)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise CalibrationError(f"cannot read {path}: {why}; {AGAIN}") from error
+    found = from_json(Learned, text, source=str(path), advice=AGAIN)
     if (found.format, found.version) != (FORMAT, version):
         raise CalibrationError(
             f"{path} has format={found.format}, version={found.version}, and this is format={FORMAT}, "

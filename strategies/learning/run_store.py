@@ -34,9 +34,13 @@ def required_path() -> Path:
     """Return the file of the user's runs.
 
     Raises:
-        CalibrationError: recording is turned off.
+        CalibrationError: recording is turned off, or in a home folder that there is not.
     """
-    path = runs_path()
+    try:
+        path = runs_path()
+    except RuntimeError as error:
+        named = os.environ.get(VARIABLE, "")
+        raise CalibrationError(f"{VARIABLE}={named}: there is no such home folder; name the file in full") from error
     if path is None:
         raise CalibrationError(f"{VARIABLE}={OFF}: no runs are recorded; unset it, or name the file that holds them")
     return path
@@ -82,7 +86,9 @@ def read_runs(path: Path) -> tuple[RunRecord, ...]:
     except FileNotFoundError:
         return ()
     except OSError as error:
-        raise ScalingError(f"cannot read the records of runs in {path}: {error.strerror}") from error
+        raise ScalingError(
+            f"cannot read the records of runs in {path}: {error.strerror}; name another with {VARIABLE}"
+        ) from error
     found = {number: _record(line) for number, line in enumerate(lines, start=1) if line.strip()}
     if bad := [number for number, record in found.items() if record is None]:
         named = ", ".join(map(str, bad[:MAX_LINES_NAMED])) + (", ..." if len(bad) > MAX_LINES_NAMED else "")

@@ -37,7 +37,7 @@ def append(base: RunRecord, count: int) -> None:
 def test_it_tells_and_writes_what_changes_and_plans_use_it(
     base: RunRecord, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "80")  # as a pipe has it: nothing is cut off
     append(base, 25)
     append_run(replace(base, version="0.0.1"))
     status, out, err = run("calibrate", "--from-records", capsys=capsys, monkeypatch=monkeypatch)
@@ -96,3 +96,7 @@ def test_flags_that_do_not_go_together_are_refused(
     status, _, err = run("calibrate", "--from-records", capsys=capsys, monkeypatch=monkeypatch)
     assert status == 2
     assert "MEMORY_SCALING_RECORDS=off" in err
+    monkeypatch.setenv("MEMORY_SCALING_RECORDS", "~no-such-user/runs.jsonl")
+    status, _, err = run("calibrate", "--from-records", capsys=capsys, monkeypatch=monkeypatch)
+    assert status == 2
+    assert "MEMORY_SCALING_RECORDS=~no-such-user/runs.jsonl: there is no such home folder; name the file" in err

@@ -51,6 +51,15 @@ def test_a_file_of_another_kind_is_not_used_and_one_warning_says_why(
     assert str(path) in caplog.messages[0]
 
 
+def test_a_file_that_is_no_text_is_named(records: list[RunRecord], caplog: pytest.LogCaptureFixture) -> None:
+    path = learned_path()
+    write_learned(learn(records)[0], path)
+    path.write_bytes(b"\xff\x00")
+    module._usable.cache_clear()
+    assert learned() is NOTHING
+    assert f"cannot read {path}: it is not text; make it again with" in caplog.messages[0]
+
+
 def test_a_ratio_beyond_reason_is_refused(records: list[RunRecord], caplog: pytest.LogCaptureFixture) -> None:
     path = learned_path()
     write_learned(learn(records)[0], path)
