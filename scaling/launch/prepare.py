@@ -74,7 +74,10 @@ def prepare(asked: Asked, *, starts: bool, environ: Mapping[str, str]) -> Launch
         if starts_all_nodes(asked, cluster, launcher):
             _require_pdsh()
     nodes = nodes_of(asked, cluster, launcher, hosts=hosts, starts=starts, environ=environ)
-    commands = [launch_command(decision, launcher, folder=asked.folder, flags=flags, nodes=each) for each in nodes]
+    commands = [
+        launch_command(decision, launcher, folder=asked.folder, flags=flags, nodes=each, plan=asked.plan.name)
+        for each in nodes
+    ]
     return replace(launch, commands=tuple(commands))
 
 
@@ -157,6 +160,7 @@ def _script(asked: Asked, decision: Decision, flags: tuple[str, ...]) -> str:
         options=asked.slurm,
         program=program_path("python" if is_tensorflow else "torchrun"),
         port=None if asked.master_port is None else str(asked.master_port),
+        plan=asked.plan.name,
     )
 
 

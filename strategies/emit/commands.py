@@ -18,6 +18,7 @@ TENSORFLOW_MODULE = "scaling.tensorflow.train"
 DEFAULT_PORT = 29500
 """Of every launcher, where nobody says otherwise (torch 2.13, accelerate 1.15, deepspeed 0.19.8)."""
 HOST_FILE = "hostfile"
+PLAN = "plan.json"
 LOCAL = "127.0.0.1"
 
 
@@ -88,11 +89,17 @@ def example_flags(folder: Path) -> tuple[str, ...]:
 
 
 def launch_command(
-    decision: Decision, launcher: LauncherName, *, folder: Path, flags: Sequence[str], nodes: Nodes
+    decision: Decision,
+    launcher: LauncherName,
+    *,
+    folder: Path,
+    flags: Sequence[str],
+    nodes: Nodes,
+    plan: str = PLAN,
 ) -> LaunchCommand:
-    """Return the command that starts training as ``flags`` say; ``folder`` holds the plan's files."""
+    """Return the command that starts training as ``flags`` say; ``folder`` holds the plan's files, ``plan`` is one."""
     module = TENSORFLOW_MODULE if decision.plan.strategy.framework is Framework.TENSORFLOW else TRAIN_MODULE
-    train = (module, "--plan", str(folder / "plan.json"), *flags)
+    train = (module, "--plan", str(folder / plan), *flags)
     return LaunchCommand(launcher=launcher, words=(*_head(launcher, decision.cluster, folder, nodes), *train))
 
 

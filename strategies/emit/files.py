@@ -8,13 +8,13 @@ from pathlib import Path
 
 from strategies.decision import Decision
 from strategies.emit.accelerate import accelerate_yaml
-from strategies.emit.commands import HOST_FILE, hostfile_template, launch_commands
+from strategies.emit.commands import HOST_FILE, PLAN, hostfile_template, launch_commands
 from strategies.emit.deepspeed import deepspeed_config
 from strategies.errors import ScalingError
 from strategies.plan import Framework
 from strategies.serialize import to_json
 
-PLAN_FILE = "plan.json"
+PLAN_FILE = PLAN
 DEEPSPEED_FILE = "deepspeed.json"
 ACCELERATE_FILE = "accelerate.yaml"
 COMMANDS_FILE = "launch.txt"

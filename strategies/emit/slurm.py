@@ -15,7 +15,7 @@ from pathlib import Path
 
 from strategies.cluster import Cluster
 from strategies.decision import Decision
-from strategies.emit.commands import LauncherName, Nodes, ShellVariable, launch_command
+from strategies.emit.commands import PLAN, LauncherName, Nodes, ShellVariable, launch_command
 from strategies.errors import ScalingError
 from strategies.host_needs import highest_moment
 from strategies.plan import Framework
@@ -92,31 +92,32 @@ def slurm_script(
     options: SlurmOptions,
     program: str,
     port: str | None = None,
+    plan: str = PLAN,
 ) -> str:
     """Return the script for ``sbatch``.
 
     ``folder``: of the plan, by a path that holds on every node; the log goes there. ``flags``: of training.
     ``program``: of the launcher on the nodes, torchrun, or Python for a plan of TensorFlow. ``port``: on which ranks
-    meet; None for one that follows from the job's number.
+    meet; None for one that follows from the job's number. ``plan``: its file in the folder.
 
     Raises:
-        ScalingError: the folder's path has a line break, and what follows would be a command.
+        ScalingError: the plan's path has a line break, and what follows would be a command.
     """
-    if "\n" in str(folder):
+    if "\n" in str(folder / plan):
         raise ScalingError(
-            f"the plan's folder {str(folder)!r} has a line break in its path, which ends a line of a job script; "
+            f"the plan {str(folder / plan)!r} has a line break in its path, which ends a line of a job script; "
             f"rename it"
         )
     directives = [f"#SBATCH --{option}" for option in _directives(decision, folder=folder, options=options)]
-    plan = f"{decision.plan.strategy} on {_nodes(decision.cluster)}, {folder / 'plan.json'}"
+    what = f"{decision.plan.strategy} on {_nodes(decision.cluster)}, {folder / plan}"
     return "\n".join(
         [
             "#!/bin/bash",
-            f"# {plan}; written by `scaling launch --launcher slurm`, for sbatch.",
+            f"# {what}; written by `scaling launch --launcher slurm`, for sbatch.",
             *directives,
             "",
             *(_meeting(port) if decision.cluster.num_nodes > 1 else ()),
-            *_on_node(decision, folder=folder, flags=flags, program=program),
+            *_on_node(decision, folder=folder, plan=plan, flags=flags, program=program),
             "",
             *_JOB,
             "",
@@ -176,12 +177,12 @@ def _meeting(port: str | None) -> list[str]:
     ]
 
 
-def _on_node(decision: Decision, *, folder: Path, flags: Sequence[str], program: str) -> list[str]:
+def _on_node(decision: Decision, *, folder: Path, plan: str, flags: Sequence[str], program: str) -> list[str]:
     is_tensorflow = decision.plan.strategy.framework is Framework.TENSORFLOW
     launcher = LauncherName.PYTHON if is_tensorflow else LauncherName.TORCHRUN
     several = decision.cluster.num_nodes > 1
     nodes = Nodes(rank=ShellVariable("SLURM_NODEID"), port=ShellVariable("MASTER_PORT") if several else None)
-    command = launch_command(decision, launcher, folder=folder, flags=flags, nodes=nodes)
+    command = launch_command(decision, launcher, folder=folder, flags=flags, nodes=nodes, plan=plan)
     line = replace(command, words=(program, *command.words[1:])).line
     if is_tensorflow:
         why, pass_on = "# Python waits for the program before it follows a signal.", 'kill -USR1 "$launcher"'

@@ -85,6 +85,15 @@ def test_without_flags_of_training_it_is_the_example_of_the_plan(
     assert "launcher: torchrun (one machine" in out.err
 
 
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate", "deepspeed", "slurm"])
+def test_a_plan_of_another_name_is_the_one_that_is_trained(
+    launcher: str, plan: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = plan.rename(plan.with_name("two.json"))
+    assert run_cli(monkeypatch, ["launch", "--plan", str(other), "--print", "--launcher", launcher, *TRAIN]) == 0
+    assert f"scaling.train --plan {other} " in capsys.readouterr().out
+
+
 def test_json_has_the_words_and_the_reason(
     on_two_nodes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

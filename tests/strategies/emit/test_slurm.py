@@ -121,7 +121,7 @@ def test_a_folder_is_neither_a_command_nor_a_pattern() -> None:
         return slurm_script(decision, folder=Path(folder), flags=FLAGS, options=options, program="torchrun")
 
     assert "output='/a%%j b/slurm-%j.log'" in directives(of("/a%j b"))  # sbatch(1), filename pattern
-    with pytest.raises(ScalingError, match=r"the plan's folder '/a\\ntouch b' has a line break"):
+    with pytest.raises(ScalingError, match=r"the plan '/a\\ntouch b/plan.json' has a line break"):
         of("/a\ntouch b")
 
 
