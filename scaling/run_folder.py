@@ -67,15 +67,19 @@ def open_run_folder(out: Path, *, plan: Path, overwrite: bool, continues: bool =
     with ExitStack() as lock:
         with writing(out):
             out.mkdir(parents=True, exist_ok=True)
-            lock.enter_context(_lock(out))
+            lock.enter_context(locked_folder(out))
             check_run_folder(out, plan=plan, overwrite=overwrite, continues=continues)
             _move_aside(out, END_FILES if continues else RUN_FILES)
         yield
 
 
 @contextmanager
-def _lock(out: Path) -> Iterator[None]:
-    """Hold the lock of ``out``. The operating system frees it when its holder ends, however it ends."""
+def locked_folder(out: Path) -> Iterator[None]:
+    """Hold the lock of ``out``. The operating system frees it when its holder ends, however it ends.
+
+    Raises:
+        ConfigError: another process holds it.
+    """
     path = out / LOCK_FILE
     with _locked_file(path, out) as file:
         file.truncate(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -133,6 +134,8 @@ def run(
     flags = locals()
     from scaling.bench.bench import Bencher, Limits
     from scaling.cli.bench_cells import planned_from_flags
+    from scaling.disk import writing
+    from scaling.run_folder import locked_folder
 
     out = out.expanduser()
     if plan and model is None:
@@ -144,7 +147,11 @@ def run(
         budget_s=math.inf if budget_minutes is None else 60 * _above_zero(budget_minutes, "--budget-minutes"),
         retries=retry,
     )
-    finished = Bencher(planned, folder=out, environment=running.environment, limits=limits).finish()
+    with ExitStack() as lock:
+        with writing(out):
+            out.mkdir(parents=True, exist_ok=True)
+            lock.enter_context(locked_folder(out))
+        finished = Bencher(planned, folder=out, environment=running.environment, limits=limits).finish()
     any_ran = any(each.done for each in finished.cells)
     reports = Reports(csv=csv, plot=plot if any_ran else None, html=html, json=json)  # there is nothing to draw of none
     _report(_bench(finished), reports, left=finished.num_left, stored=out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from scaling.bench.axes import numbers_of, words_of
 from scaling.bench.matrix import cells_of_plans, planned_cells
 from scaling.plan_file import read_plan
+from scaling.run_folder import locked_folder
 from strategies.cluster import Cluster
 from strategies.emit.commands import LauncherName
 from strategies.errors import PlanError
@@ -114,3 +116,13 @@ def test_a_bench_of_which_nothing_runs_says_why_and_has_its_own_exit_code(
         assert "refused: does not fit by its prediction" in capsys.readouterr().out
     assert run_cli(monkeypatch, [*words, "--out", str(tmp_path), "--csv", str(tmp_path)]) == 2
     assert "refused: does not fit by its prediction" in capsys.readouterr().out
+
+
+def test_two_benches_in_one_folder_at_once_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["bench", "llama-demo", "--strategy", "ddp", "--gpu-memory-gib", "0.01", "--gpu", "cpu"]
+    with locked_folder(tmp_path):
+        assert run_cli(monkeypatch, [*words, "--out", str(tmp_path)]) == 2
+    assert f"out={tmp_path} is in use: process {os.getpid()} on" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
