@@ -107,8 +107,19 @@ def compare_benches(before: Bench, after: Bench) -> BenchComparison:
 
 
 def _labels(before: Bench, after: Bench) -> list[str]:
-    """Return names that tell apart all cells of both; a cell that both have gets the same one."""
-    return labels([*before.cells, *after.cells]) if before.cells or after.cells else []
+    """Return names that tell apart all cells of both, with what one command has in common and two may not."""
+    results = [*before.cells, *after.cells]
+    if not results:
+        return []
+    facts = [
+        (f"{cell.precision}", f"{cell.gpus} ranks", f"settings {', '.join(cell.settings) or 'none'}")
+        for cell in (each.cell for each in results)
+    ]
+    varied = [len(set(kind)) > 1 for kind in zip(*facts, strict=True)]
+    return [
+        ", ".join([label, *(word for word, varies in zip(words, varied, strict=True) if varies)])
+        for label, words in zip(labels(results), facts, strict=True)
+    ]
 
 
 def _findings(name: str, before: CellResult, after: CellResult) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from scaling.bench.rank_test import critical_value, shift
 from scaling.bench.result import VERSION, Bench, Outcome
 from scaling.bench.store import write_bench
 from strategies.plan import StrategyName
-from tests.scaling.bench.results import ENVIRONMENT, axes, bench, done, ended, planned, result
+from tests.scaling.bench.results import ENVIRONMENT, RUNNING, axes, bench, done, ended, planned, result
 from tests.scaling.launching import run_cli
 
 NOISE = (0.99, 1.0, 1.01, 1.02, 0.98)
@@ -178,6 +178,18 @@ def test_no_cell_in_both_is_said() -> None:
     [fsdp2] = planned(axes(strategies=(StrategyName.FSDP2,)))
     benches = [Bench(version=VERSION, cells=(result(each, done()),)) for each in (ddp, fsdp2)]
     assert lines(compare_benches(*benches))[0] == "nothing to compare: no cell is in both"
+
+
+def test_cells_of_other_settings_are_told_apart_by_them() -> None:
+    benches = [
+        Bench(version=VERSION, cells=(result(cell, done()),))
+        for settings in ((), ("seed=2",))
+        for cell in planned(running=replace(RUNNING, settings=settings))
+    ]
+    assert lines(compare_benches(*benches))[1:] == [
+        "only in the first: ddp, settings none",
+        "only in the second: ddp, settings seed=2",
+    ]
 
 
 def test_exit_codes_tell_a_regression_from_bad_input(
