@@ -85,9 +85,9 @@ class Sweep:
         cluster = question.cluster
         self._sizes = micro_batch_sizes(cluster, question.job, question.fixed)
         self._context = context_bytes(cluster)
-        self._model = model_of(as_trained(question.spec, question.job))
         found = variants(question.spec, cluster=cluster, job=question.job, fixed=question.fixed)
         self._variants = list(_predictable(question, _allowed(question, found)))
+        self._model = model_of(as_trained(question.spec, question.job))
         self._known: dict[tuple[int, Plan], Estimate] = {}
         self._times: dict[tuple[int, Plan], StepTime | None] = {}
 
