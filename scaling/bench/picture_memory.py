@@ -19,6 +19,8 @@ HEIGHT, APART = 0.32, 0.17
 ROOM = 1.2
 """Of the longest bar, for the number behind it."""
 PREDICTED = "predicted total"
+LINE_HEIGHT = 0.15
+"""Inches of a line of a name on an axis."""
 
 
 def draw_memory(cells: list[CellResult], *, title: str) -> Any:
@@ -26,7 +28,9 @@ def draw_memory(cells: list[CellResult], *, title: str) -> Any:
     from matplotlib import pyplot
 
     size, unit = _size(cells)
-    figure, axes = pyplot.subplots(figsize=(11, 2.6 + 0.62 * len(cells)), layout="constrained")
+    names = [textwrap.fill(label, 34) for label in labels(cells)]
+    row_height = max(0.62, LINE_HEIGHT * (1.5 + max(name.count("\n") for name in names)))
+    figure, axes = pyplot.subplots(figsize=(11, 2.6 + row_height * len(cells)), layout="constrained")
     drawn: set[str] = set()
     longest = 0.0
     for row, each in enumerate(cells):
@@ -39,8 +43,8 @@ def draw_memory(cells: list[CellResult], *, title: str) -> Any:
                 f"{what} {total / size:.4g}", (total / size, place), xytext=(4, 0), textcoords="offset points",
                 va="center", fontsize=8,
             )  # fmt: skip
-    axes.set_yticks(range(len(cells)), [textwrap.fill(label, 34) for label in labels(cells)], fontsize=9)
-    axes.invert_yaxis()
+    axes.set_yticks(range(len(cells)), names, fontsize=9)
+    axes.set_ylim(len(cells) - 0.5, -0.5)
     axes.set(xlabel=f"{unit} of live tensors at the highest moment, on the rank that holds most")
     axes.set_title(title, fontsize=10)
     axes.set_xlim(0, ROOM * longest)

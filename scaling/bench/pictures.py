@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scaling.bench.labels import labels, shared
-from scaling.bench.picture_memory import draw_memory, draw_phases
+from scaling.bench.picture_memory import LINE_HEIGHT, draw_memory, draw_phases
 from scaling.bench.result import Bench, CellResult
 from scaling.errors import ReportError
 from scaling.plan_pictures import MARKERS
@@ -103,7 +103,9 @@ def draw_throughput(cells: list[CellResult]) -> Any:
     """Return tokens a second as bars, with a line from the slowest to the fastest timed step."""
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(9, 1.6 + 0.5 * len(cells)), layout="constrained")
+    names = [wrapped(label) for label in labels(cells)]
+    row_height = max(0.5, LINE_HEIGHT * (1.5 + max(name.count("\n") for name in names)))
+    figure, axes = pyplot.subplots(figsize=(9, 1.6 + row_height * len(cells)), layout="constrained")
     rates = [each.tokens_per_s or 0.0 for each in cells]
     for row, (each, rate) in enumerate(zip(cells, rates, strict=True)):
         tokens = each.cell.tokens_per_step
@@ -111,8 +113,8 @@ def draw_throughput(cells: list[CellResult]) -> Any:
         axes.barh(row, rate, color=COLOURS[each.cell.choice.strategy], edgecolor="black", lw=0.5, height=0.6)
         axes.plot([slow, fast], [row, row], color="black", lw=1.4, marker="|", markersize=9)
         axes.annotate(f"{rate:,.0f}", (max(fast, rate), row), xytext=(6, 0), textcoords="offset points", va="center")
-    axes.set_yticks(range(len(cells)), [wrapped(label) for label in labels(cells)], fontsize=9)
-    axes.invert_yaxis()
+    axes.set_yticks(range(len(cells)), names, fontsize=9)
+    axes.set_ylim(len(cells) - 0.5, -0.5)
     axes.set(xlabel="tokens/s of all ranks: median (bar), slowest and fastest timed step (line)")
     axes.set_title(_title("Throughput", cells), fontsize=10)
     axes.set_xlim(0, 1.15 * max(each.cell.tokens_per_step / min(each.step_times_s) for each in cells))
