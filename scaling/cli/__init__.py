@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -58,6 +59,12 @@ def main() -> None:
         else:
             print(f"error: {_what_is_wrong(error)}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.filename is not None:  # of a file; what is printed has no name
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what is left once more when it ends
+        print(f"error: cannot print the answer: {error.strerror}; send it elsewhere", file=sys.stderr)
+        sys.exit(ScalingError.exit_code)
 
 
 def _what_is_wrong(error: Any) -> str:
