@@ -177,15 +177,18 @@ def compare(
 ) -> None:
     """Say what got worse from A to B by more than noise, in the cells that both have.
 
-    Exit code 0: nothing, 1: something got worse, 2: bad input.
+    Exit code 0: nothing, 1: something got worse, 2: bad input, or no cell in both.
     """
     from scaling.bench.compare import compare_benches
     from scaling.bench.compare_table import lines
     from scaling.bench.store import read_bench
+    from scaling.errors import ReportError
     from strategies.serialize import to_json
 
     comparison = compare_benches(read_bench(before.expanduser()), read_bench(after.expanduser()))
     typer.echo(to_json(comparison) if json else "\n".join([*lines(comparison), ""]), nl=False)
+    if not comparison.findings:
+        raise ReportError(f"no cell is in both {before} and {after}; run the same command for both, or compare others")
     if comparison.regressions:
         raise typer.Exit(REGRESSED)
 

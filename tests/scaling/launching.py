@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,13 +23,6 @@ def run_cli(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> int:
     with pytest.raises(SystemExit) as caught:
         cli.main()
     return int(caught.value.code or 0)
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start(

@@ -13,13 +13,14 @@ import pytest
 import torch
 import transformers
 
+from scaling.ports import free_port
 from scaling.watching.summary import Summary
 from strategies.job import Precision
 from strategies.learning.run_store import read_runs
 from strategies.plan import ActivationCheckpointing
 from strategies.serialize import read_json
 from tests.scaling.decisions import TINY_LLAMA, plan_tiny
-from tests.scaling.launching import BIN, TORCHRUN, free_port, start, succeed
+from tests.scaling.launching import BIN, TORCHRUN, start, succeed
 
 pytestmark = [pytest.mark.distributed, pytest.mark.deepspeed, pytest.mark.slow]
 

@@ -218,3 +218,8 @@ def test_exit_codes_tell_a_regression_from_bad_input(
         assert told.count("\n") == 1
     assert run_cli(monkeypatch, ["bench", "compare", str(tmp_path), str(folders["same"])]) == 2
     assert "holds no bench.json" in capsys.readouterr().err
+    write_bench([], folder=tmp_path / "empty")
+    assert run_cli(monkeypatch, ["bench", "compare", str(folders["before"]), str(tmp_path / "empty")]) == 2
+    printed = capsys.readouterr()
+    assert "only in the first: ddp" in printed.out
+    assert printed.err.startswith("error: no cell is in both ")

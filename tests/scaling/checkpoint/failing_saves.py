@@ -18,9 +18,9 @@ from typing import Any
 
 import scaling.checkpoint.save
 from benchmarks.chaos import import_all
+from scaling.ports import free_port
 from scaling.train import main as train
 from tests.scaling.decisions import plan_tiny
-from tests.scaling.launching import free_port
 
 STEPS, NUM_RANKS = 4, 2
 """Saved after every step."""

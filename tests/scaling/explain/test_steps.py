@@ -10,7 +10,8 @@ import pytest
 from scaling.explain.explanation import Asked, explain
 from scaling.explain.fixing import fixed_files, write_fixed
 from scaling.explain.sources import load_sources
-from tests.scaling.launching import BIN, TORCHRUN, free_port, succeed
+from scaling.ports import free_port
+from tests.scaling.launching import BIN, TORCHRUN, succeed
 
 pytestmark = [pytest.mark.distributed, pytest.mark.deepspeed, pytest.mark.slow]
 

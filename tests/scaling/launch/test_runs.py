@@ -15,11 +15,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from scaling.ports import free_port
 from strategies.decision import Decision
 from strategies.emit.files import write_plan
 from strategies.serialize import read_json
 from tests.scaling.decisions import plan_tiny
-from tests.scaling.launching import REPOSITORY, free_port
+from tests.scaling.launching import REPOSITORY
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 

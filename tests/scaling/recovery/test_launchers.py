@@ -15,9 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from scaling.ports import free_port
 from strategies.detect import oom_kills
 from tests.scaling.decisions import plan_tiny
-from tests.scaling.launching import BIN, REPOSITORY, TORCHRUN, free_port, start
+from tests.scaling.launching import BIN, REPOSITORY, TORCHRUN, start
 
 pytestmark = [pytest.mark.distributed, pytest.mark.deepspeed, pytest.mark.slow]
 
