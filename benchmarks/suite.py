@@ -82,7 +82,8 @@ def main(names: Sequence[str]) -> int:
     for index, part in enumerate(chosen, start=1):
         print(f"{index} of {len(chosen)}: {part.name}, {part.answers}", flush=True)
         ran.append(run(part))
-        print(f"  {ran[-1].outcome} in {ran[-1].seconds} s: {ran[-1].last_line}", flush=True)
+        why = f": {ran[-1].last_line}" if ran[-1].outcome is Outcome.FAILED else ""
+        print(f"  {ran[-1].outcome} in {ran[-1].seconds} s{why}", flush=True)
     stored = {"environment": environment(), "parts": [asdict(each) for each in ran]}
     (RESULTS / "suite.json").write_text(json.dumps(stored, indent=1) + "\n")
     (RESULTS / "suite.md").write_text(markdown(ran))
