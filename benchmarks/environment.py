@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
+
+from strategies.versions import package_version
 
 PACKAGES = ("torch", "deepspeed", "transformers")
 
@@ -14,17 +15,10 @@ def environment() -> dict[str, str]:
     """Return versions, processor count and the commit, to be stored with a result."""
     return {
         "python": platform.python_version(),
-        **{name: _version(name) for name in PACKAGES},
+        **{name: package_version(name) for name in PACKAGES},
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "commit": _commit(),
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _commit() -> str:

@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
 from types import FunctionType
@@ -26,6 +25,7 @@ from scaling.data.cache import default_cache_dir
 from scaling.trace.errors import TraceError
 from scaling.trace.log import CAUSES, Integers, Section, TraceLog
 from strategies.estimate import Phase
+from strategies.versions import package_version
 
 _LOGGER = logging.getLogger(__name__)
 _COLUMNS = ("section_ends", "kind", "storage", "change_bytes", "op", "cause", "stream")
@@ -56,7 +56,7 @@ def cache_key(**parts: Any) -> str:
         TraceError: a part, such as a lambda, cannot be told from another one by its description.
     """
     described = {name: _described(part, name) for name, part in parts.items()}
-    described["versions"] = {name: _version(name) for name in _PACKAGES}
+    described["versions"] = {name: package_version(name) for name in _PACKAGES}
     described["code"] = _code_digest()
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:40]
 
@@ -86,13 +86,6 @@ def _described(value: Any, where: str) -> Any:
 
 def _has_zeros(mask: torch.Tensor) -> bool:
     return mask.device.type != "meta" and not bool(mask.all())
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"
 
 
 @cache

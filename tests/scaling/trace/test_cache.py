@@ -118,7 +118,7 @@ def test_key_tells_padded_from_full_masks() -> None:
 
 def test_key_differs_with_versions_and_code(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [cache_key(**PARTS)]
-    monkeypatch.setattr(module, "_version", lambda package: "another")
+    monkeypatch.setattr(module, "package_version", lambda package: "another")
     keys.append(cache_key(**PARTS))
     monkeypatch.setattr(module, "_code_digest", lambda: "changed")
     keys.append(cache_key(**PARTS))
